@@ -47,6 +47,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _COMPUTE_SECONDS = 5e-3
 # Numbers of a small variable, and variables that a function reads.
 _SMALL, _SEVERAL = 1000, 20
+# So many are made.
+_MANY = 5000
 
 
 def timed(
@@ -168,7 +170,7 @@ def raw(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, float]]:
 def training(way: str, sizes: Sequence[int], closures: int, rounds: int, idle_seconds: float) -> dict[str, Any]:
     """The figures of the chief; nothing on other ranks."""
     options = ServerOptions(
-        heap_bytes=(1 << 20) + (3 + 2 * (WORLD.size - 1)) * max(sizes), window=WindowOptions(way=way),
+        heap_bytes=(16 << 20) + (3 + 2 * (WORLD.size - 1)) * max(sizes), window=WindowOptions(way=way),
         slot_bytes=max(sizes) + (1 << 16),
     )
     strategy = ParameterServerStrategy(
@@ -195,6 +197,7 @@ def training(way: str, sizes: Sequence[int], closures: int, rounds: int, idle_se
     for size in sizes:
         found[f"{size >> 20} MB"] = dense(strategy, coordinator, size, rounds, workers)
     found |= small(strategy, coordinator, closures)
+    found |= making(strategy)
     server = pids[strategy.roles.servers[0]]
     used = core_seconds(server)
     time.sleep(idle_seconds)
@@ -274,6 +277,20 @@ def small(
             times.append(coordinator.schedule(function).fetch())
         found[f"read of {count} changed, us"] = statistics.median(times[3:]) * 1e6
     return found
+
+
+def making(strategy: ParameterServerStrategy) -> dict[str, float]:
+    """Microseconds until a function could use many small variables and Adam's state of them."""
+    begin = time.perf_counter()
+    with strategy.scope():
+        variables = [mpidist.Variable(np.full(10, number, "float32")) for number in range(_MANY)]
+    variables[-1].numpy()
+    made = time.perf_counter()
+    mpidist.optimizers.Adam().build(variables)
+    return {
+        f"making {_MANY} variables, us": (made - begin) * 1e6,
+        f"making Adam's state of {_MANY}, us": (time.perf_counter() - made) * 1e6,
+    }
 
 
 def overlap(way: str, size: int, rounds: int, *, prefetch: bool) -> float:

@@ -203,7 +203,7 @@ FAULTS = (
     ),
     Fault(
         "a counter on a server keeps a small dtype", "parameter_server/chief/shards.py",
-        'aggregation is VariableAggregation.SUM and whole.dtype.kind in "iu"', 'aggregation is None',
+        'aggregation is VariableAggregation.SUM and kind.kind in "iu"', 'aggregation is None',
         INTEGERS + "a_sum_on_read_is_int64", 3,
     ),
 )

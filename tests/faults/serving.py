@@ -304,4 +304,35 @@ FAULTS = (
         "if value is not None and version == before:", "if False:",
         "parallel/serving/test_reads.py::test_they_are_of_one_moment", 3,
     ),
+    Fault(
+        "a function may use a variable that no server has made", "parameter_server/chief/chief.py",
+        "    def _wait_for_writes(self, servers: Iterable[int]) -> None:\n        self._maker.finish()\n",
+        "    def _wait_for_writes(self, servers: Iterable[int]) -> None:\n",
+        "parallel/serving/test_making.py::test_many_small_ones_take_few_messages", 3,
+    ),
+    Fault(
+        "a server is to forget what it has not heard of", "parameter_server/chief/dropped_objects.py",
+        "            self._finish()\n", "            pass\n",
+        "parallel/serving/test_making.py::test_small_and_large_ones_and_those_in_the_memory_of_dropped_ones", 3,
+    ),
+    Fault(
+        "an interrupt forgets what servers are making", "parameter_server/chief/making.py",
+        "if not self._station.is_awaiting(number):", "if True:",
+        "parallel/serving/test_making.py::test_an_interrupt_while_servers_make_them_loses_none", 3,
+    ),
+    Fault(
+        "memory for others is asked for where variables are", "parameter_server/chief/making.py",
+        "self._memory[place.server] = max(", "max(",
+        "parallel/serving/test_making.py::test_small_and_large_ones_and_those_in_the_memory_of_dropped_ones", 3,
+    ),
+    Fault(
+        "a server draws a shard as the first one", "parameter_server/chief/shards.py",
+        "Drawn(initial.placed, *info, dtype)", "Drawn(initial.placed, info[0], infos[0][1], dtype)",
+        "parallel/serving/test_making.py::test_a_server_draws_the_values_of_one_process", 3,
+    ),
+    Fault(
+        "the chief converts a whole shard", "parameter_server/chief/making.py",
+        "rows = max(1, _PIECE_BYTES // max(1, place.bytes // place.shape[0]))", "rows = place.shape[0]",
+        "parallel/serving/test_making.py::test_the_chief_holds_no_more_than_a_function_gives_at_a_time", 3,
+    ),
 )

@@ -24,10 +24,12 @@ from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.parameter_server.chief.dropped_objects import Dropped
 from mpidist.parameter_server.chief.exit_code_file import ExitCodeFile
+from mpidist.parameter_server.chief.making import VariableMaker
 from mpidist.parameter_server.chief.plan import ServedPlan, require_plannable
 from mpidist.parameter_server.chief.rates import rate_of
 from mpidist.parameter_server.chief.shards import cells_of
 from mpidist.parameter_server.heap.layout import Heaps, Slots
+from mpidist.parameter_server.heap.new_variables import Drawn
 from mpidist.parameter_server.heap.push_slot import Pushed
 from mpidist.parameter_server.heap.rows import SCATTER, pack, read_rows
 from mpidist.parameter_server.heap.versioned_read import read_whole
@@ -100,7 +102,8 @@ class Chief(ServedHome):
         self._held: list[tuple[int, Message]] | None = None
         self._is_deciding = False
         self._plans = 0
-        self.dropped = Dropped(station, self.commits, self._heaps.give)
+        self._maker = VariableMaker(station, slots.end, self._heaps.give)
+        self.dropped = Dropped(station, self.commits, self._heaps.give, self._maker.finish)
 
     def take(self, sender: int, message: Message) -> bool:
         """Local. See `Role.take`."""
@@ -135,7 +138,6 @@ class Chief(ServedHome):
         name = "Variable" if name is None else name
         traits = traits_of(f"variable {name!r}: ", trainable, synchronization, aggregation, sparse_gradient)
         chosen, is_sum, sparse_gradient = traits.aggregation, traits.is_on_read, traits.sparse_gradient
-        kind = ServedSum if is_sum else ServedVariable
         cut = None if is_sum or self._beside is not None else self.partitioner
         cells = cells_of(initial_value, dtype, name, chosen, cut, has_rows=sparse_gradient, is_on_read=is_sum)
         made: list[ServedVariable] = []
@@ -143,15 +145,12 @@ class Chief(ServedHome):
             for cell in cells:
                 initial = cell.make()
                 made.append(self._make(
-                    initial.shape, initial.dtype, cell.name, kind=kind, buffers=1 if sparse_gradient else 2,
-                    server=self._beside, is_table=sparse_gradient, trainable=traits.trainable, aggregation=chosen,
-                    beside=Counter(shard.place.server for shard in made),
+                    initial.shape, cell.dtype, cell.name, kind=ServedSum if is_sum else ServedVariable,
+                    buffers=1 if sparse_gradient else 2, server=self._beside, value=initial, is_table=sparse_gradient,
+                    beside=Counter(one.place.server for one in made), trainable=traits.trainable, aggregation=chosen,
                 ))
-                place, window = made[-1].place, self.station.window
-                with self.station.awaited((place.server,), "take the value of a new variable"):
-                    # The server has touched its pages, and nobody else knows of it.
-                    window.put(place.server, place.buffers[0], np.ascontiguousarray(initial).reshape(-1))
-                    window.flush(place.server)
+                # Not beside the next one: it may be large.
+                del initial
             return made[0] if len(made) == 1 else self._join(made, name)
 
     def _join(self, shards: Sequence[ServedVariable], name: str) -> ShardedVariable:
@@ -177,10 +176,10 @@ class Chief(ServedHome):
 
     def _make(  # noqa: PLR0913  # so much tells one variable from another
         self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, kind: type[ServedVariable] = ServedVariable,
-        buffers: int = 1, server: int | None = None, fill: complex = 0.0, is_table: bool = False,
-        beside: Mapping[int, int] | None = None, **described: Any,
+        buffers: int = 1, server: int | None = None, fill: complex = 0.0, value: AnyArray | Drawn | None = None,
+        is_table: bool = False, beside: Mapping[int, int] | None = None, **described: Any,
     ) -> ServedVariable:
-        """Make a variable whose value is everywhere the same number."""
+        """Make a variable of a value, or of a number that is everywhere."""
         self.dropped.let_go()
         take = functools.partial(
             self._heaps.take, shape, dtype, buffers=buffers, server=server, is_table=is_table, beside=beside
@@ -193,12 +192,8 @@ class Chief(ServedHome):
             place = take()
         if place is None:
             raise self._heaps.full(shape, dtype, name, buffers=buffers, is_table=is_table)
-        try:
-            # Behind all that was sent before, which may still change what lay there.
-            self.station.call(place.server, "create", place, fill, name)
-        except Exception:
-            self._heaps.give(place)
-            raise
+        # Behind all that was sent before, which may still change what was there.
+        self._maker.make(place, name, value, fill)
         variable = kind(self, place, name=name, **described)
         self.variables["variable", place.number] = variable
         self.dropped.note(variable, "variable", place.number, place)
@@ -212,6 +207,7 @@ class Chief(ServedHome):
         self._wait_for_writes(self.commits.servers)
 
     def _wait_for_writes(self, servers: Iterable[int]) -> None:
+        self._maker.finish()
         for server in filter(self.commits.unwritten, servers):
             with self.station.awaited((server,), _WRITE):
                 while self.commits.unwritten(server):
@@ -250,6 +246,7 @@ class Chief(ServedHome):
                     state.setdefault(name, {})[number] = one_slot
                 for at, one in enumerate(shards):
                     numbers[one.place.server][one.place.number] = [slots[at].place.number for slots in made.values()]
+            self._maker.finish()
             for server, by_number in numbers.items():
                 self.station.call(server, "plan", self._plans, kernel, options, by_number)
             plan = ServedPlan(self._plans, variables, state, kernel, options)
@@ -271,6 +268,7 @@ class Chief(ServedHome):
         """Local. See `ServedHome.push`."""
         with self.lock:
             self.require_decided()
+            self._maker.finish()
             while self._is_one_process and self.station.step():
                 pass  # its own worker uses the same slots
             with self.station.awaited([*filter(self.commits.unwritten, self.commits.servers)], _WRITE):
@@ -306,6 +304,7 @@ class Chief(ServedHome):
         """Local. See `ServedHome.load`. It goes one-sidedly into the buffer that is not shown."""
         with self.pause():
             self._wait_for_cut()
+            self._maker.finish()
             buffer = self.station.call(place.server, "begin", place.number)
             dtype = np.dtype(place.dtype)
             length = max(1, _LOAD_BYTES // dtype.itemsize)
@@ -335,6 +334,7 @@ class Chief(ServedHome):
         """Local. See `ServedHome.begin_cut`."""
         with self.lock:
             self._wait_for_cut()
+            self._maker.finish()
             for send in self.commits.cut({server: pickle.dumps(share) for server, share in shares.items()}):
                 self.station.send(send)
 

@@ -20,18 +20,22 @@ class Dropped:
         station: The station of the chief.
         commits: The order of all changes.
         give: Gives the memory of a variable back.
+        finish: Has servers make what they have not been told of; they forget nothing that they do not know.
 
     Attributes:
         discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
         forget_unused: Lets go of functions that are kept for their next use.
     """
 
-    def __init__(self, station: Station, commits: Commits, give: Callable[[ServedPlace], None]) -> None:
+    def __init__(
+        self, station: Station, commits: Commits, give: Callable[[ServedPlace], None], finish: Callable[[], None]
+    ) -> None:
         self.discard: Callable[[str, int], Sequence[Send]] = lambda _, __: ()
         self.forget_unused: Callable[[], None] = lambda: None
         self._station = station
         self._commits = commits
         self._give = give
+        self._finish = finish
         # The kind, the number and the place of each object.
         self._noted: deque[tuple[str, int, ServedPlace | None]] = deque()
 
@@ -49,6 +53,8 @@ class Dropped:
 
     def let_go(self) -> None:
         """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
+        if self._noted:
+            self._finish()
         # A cut may still read the memory, and servers may keep back what changes it.
         while self._noted and not self._commits.saving:
             with self._station.whole:

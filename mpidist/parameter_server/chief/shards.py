@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,9 +12,12 @@ import numpy.typing as npt
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.options import VariableAggregation
+from mpidist.parameter_server.heap.new_variables import Drawn
 from mpidist.variables.making.creation import initial_array
 from mpidist.variables.making.initial import ShardedInitial
 from mpidist.variables.making.partitioners import Partitioner, shards_of
+
+_Make = Callable[[], "AnyArray | Drawn"]
 
 
 class Cell(NamedTuple):
@@ -21,11 +25,13 @@ class Cell(NamedTuple):
 
     Attributes:
         name: For people.
-        make: Gives its initial value.
+        dtype: Of the variable.
+        make: Gives its initial value, which may have another dtype, or how its server makes it.
     """
 
     name: str
-    make: Callable[[], AnyArray]
+    dtype: np.dtype[Any]
+    make: _Make
 
 
 def cells_of(
@@ -50,29 +56,47 @@ def cells_of(
     def array_of(given: Any) -> AnyArray:
         return np.asarray(initial_array(given, dtype, name, aggregation, has_rows=has_rows, is_on_read=is_on_read))
 
-    if partitioner is not None and isinstance(value, ShardedInitial) and value.is_partitioned:
-        initial: ShardedInitial = value
-        rows = shards_of(partitioner, initial.shape, named_dtype(dtype), name)
-        shapes = [(one.stop - one.start, *initial.shape[1:]) if initial.shape else () for one in rows]
-        offsets = [(one.start, *(0 for _ in initial.shape[1:])) if initial.shape else () for one in rows]
-
-        def one_by_one(shape: tuple[int, ...], offset: tuple[int, ...]) -> Callable[[], AnyArray]:
-            return lambda: array_of(lambda: initial.shard(shape, offset))
-
-        makers = list(map(one_by_one, shapes, offsets))
+    if isinstance(value, ShardedInitial) and value.is_partitioned and value.shape and not is_on_read:
+        kind = named_dtype(dtype)
+        makers = _shard_by_shard(value, kind, name, partitioner, array_of)
     else:
-        whole = array_of(value)
-        if is_on_read and aggregation is VariableAggregation.SUM and whole.dtype.kind in "iu":
+        whole, kind = _unconverted(value, array_of)
+        if is_on_read and aggregation is VariableAggregation.SUM and kind.kind in "iu":
             # As other strategies read it: there is one sum for all replicas.
-            whole = whole.astype(np.uint64 if whole.dtype == np.uint64 else np.int64, copy=False)
-        if partitioner is None:
-            return [Cell(name, lambda: whole)]
-        rows = shards_of(partitioner, whole.shape, whole.dtype, name)
-
-        def cut(part: slice) -> Callable[[], AnyArray]:
-            return lambda: whole[part]
-
-        makers = list(map(cut, rows)) if len(rows) > 1 else [lambda: whole]
+            kind = np.dtype(np.uint64 if kind == np.uint64 else np.int64)
+        rows = [] if partitioner is None else shards_of(partitioner, whole.shape, kind, name)
+        makers = [_given(whole[part]) for part in rows] if len(rows) > 1 else [_given(whole)]
     if len(makers) == 1:
-        return [Cell(name, makers[0])]
-    return [Cell(f"{name}/part_{number}", make) for number, make in enumerate(makers)]
+        return [Cell(name, kind, makers[0])]
+    return [Cell(f"{name}/part_{number}", kind, make) for number, make in enumerate(makers)]
+
+
+def _shard_by_shard(
+    initial: ShardedInitial, dtype: np.dtype[Any], name: str, partitioner: Partitioner | None,
+    array_of: Callable[[Any], AnyArray],
+) -> list[_Make]:
+    first, *rest = initial.shape
+    rows = [slice(0, first)] if partitioner is None else shards_of(partitioner, initial.shape, dtype, name)
+    infos = [((one.stop - one.start, *rest), (one.start, *(0 for _ in rest))) for one in rows]
+    if initial.placed is not None:
+        # What would be refused is refused here.
+        array_of(np.empty((0, *rest), dtype))
+        return [_given(Drawn(initial.placed, *info, dtype)) for info in infos]
+
+    def make(shape: tuple[int, ...], offset: tuple[int, ...]) -> AnyArray:
+        return _unconverted(initial.shard(shape, offset), array_of)[0]
+
+    return [functools.partial(make, *info) for info in infos]
+
+
+def _unconverted(value: Any, array_of: Callable[[Any], AnyArray]) -> tuple[AnyArray, np.dtype[Any]]:
+    """A value, and the dtype of its variable: a large array is converted where it goes, and has no copy here."""
+    given = value() if callable(value) else value
+    if type(given) is np.ndarray and given.ndim:
+        return given, array_of(given[:0]).dtype
+    array = array_of(given)
+    return array, array.dtype
+
+
+def _given(value: AnyArray | Drawn) -> _Make:
+    return lambda: value

@@ -184,17 +184,39 @@ class Station:
             Exception: What it raised there.
             DeadRankError: The coordinator or a server is dead, or has left.
         """
-        self._number += 1
-        number = self._number
-        self._answers[number] = None
-        self.send(Send(rank, Call(number, name, pickle.dumps(arguments))))
+        number = self.post(rank, name, *arguments)
         try:
-            with self.awaited((rank,), f"answer {name!r}"):
-                while (answer := self._answers[number]) is None:
-                    self.step(0.05)
+            return self.wait(rank, name, number)
         finally:
-            del self._answers[number]
+            self._answers.pop(number, None)
+
+    def post(self, rank: int, name: str, *arguments: Any) -> int:
+        """Local. Ask another process, as `call`, and do not wait for its answer; returns the number for `wait`."""
+        self._number += 1
+        self._answers[self._number] = None
+        self.send(Send(rank, Call(self._number, name, pickle.dumps(arguments))))
+        return self._number
+
+    def wait(self, rank: int, name: str, number: int) -> Any:
+        """Local. Wait for the answer to what was asked by `post`.
+
+        Args:
+            rank: The process.
+            name: What is wanted.
+            number: As `post` has returned it. If this call is interrupted it can be waited for again.
+
+        Raises:
+            Exception: As `call`.
+        """
+        with self.awaited((rank,), f"answer {name!r}"):
+            while (answer := self._answers[number]) is None:
+                self.step(0.05)
+        del self._answers[number]
         return self.value_of(rank, answer.value, answer.traceback)
+
+    def is_awaiting(self, number: int) -> bool:
+        """Local. Whether `wait` has not taken the answer to what was asked by `post`."""
+        return number in self._answers
 
     def value_of(self, rank: int, data: bytes, text: str) -> Any:
         """Local. The object that another process has made.

@@ -12,9 +12,10 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half, named_dtype
 from mpidist.parameter_server.heap.dense import VERSION, HeapVariable
 from mpidist.parameter_server.heap.layout import FIRST_BYTES, HeapFullError, Slots
+from mpidist.parameter_server.heap.new_variables import Drawn, NewVariable, end_of
 from mpidist.parameter_server.heap.pages import HeapMemory
 from mpidist.parameter_server.heap.push_slot import Change, free_slot, read_pushed
-from mpidist.parameter_server.heap.rows import SCATTER, block_count
+from mpidist.parameter_server.heap.rows import SCATTER
 from mpidist.parameter_server.heap.table import HeapTable, TableUpdates, heap_variable, rows_of, scatter
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import (
@@ -34,7 +35,7 @@ from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.server.mean_of_round import mean
 from mpidist.parameter_server.server.snapshot import Cutting, Saver, TableRows
 from mpidist.parameter_server.server.staging import Action, Apply, ApplyRound, Free, Staging
-from mpidist.variables.kinds.served import ServedPlace
+from mpidist.variables.making.initial import fill_in_pieces
 from mpidist.variables.update.compiled import TABLE_SHARE
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
@@ -71,7 +72,7 @@ class VariableServer:
         # By closure and attempt the pickled errors of updates that are being applied.
         self._refused: dict[tuple[int, int], bytes] = {}
         self._calls: dict[str, Callable[..., Any]] = {
-            "create": self._create, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
+            "create": self._create_all, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
             "show": self._show, "rows": self._rows, "reserve": self._reserve, "several": self._several,
         }
         self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
@@ -200,24 +201,32 @@ class VariableServer:
     def _free(self, worker: int, slot: int) -> None:
         free_slot(self._station.window.memory, self._slots.offset(worker, slot))
 
-    def _create(self, place: ServedPlace, fill: complex, name: str) -> None:
-        """Make a variable whose value is everywhere the same number."""
+    def _create_all(self, new: Sequence[NewVariable]) -> None:
+        for one in new:
+            self._create(one)
+
+    def _create(self, new: NewVariable) -> None:
+        place, name, fill, value = new
         # A program may load what brings a dtype below the line at which this process serves.
         named_dtype(place.dtype)
         # All of its pages are touched now, so that a machine without memory says so before training begins. What lay
         # there before is gone: its versions, too, are 0.
-        end = place.versions + 8 * block_count(place) if place.block_rows else place.buffers[1] + place.bytes
         what = f"a variable of shape {place.shape} and dtype {place.dtype}"
-        self._memory.reserve(place.header, end - place.header, what)
+        self._memory.reserve(place.header, end_of(place) - place.header, what)
         variable = heap_variable(self._station.window.memory, place, name)
         if fill:
             for buffer in variable.buffers:
                 buffer[...] = initial(fill, buffer.dtype)
+        if isinstance(value, Drawn):
+            fill_in_pieces(value.function, value.offset, variable.buffers[0].reshape(place.shape))
+        elif value is not None:
+            variable.buffers[0].view(np.uint8)[:] = np.frombuffer(value, np.uint8)
         self._variables[place.number] = variable
 
-    def _reserve(self, begin: int, least: int, most: int) -> int:
-        """Have memory for a part of a slot, which nobody has used yet; returns for how many bytes."""
-        what = "a larger push of a function, or of the coordinator,"
+    def _reserve(
+        self, begin: int, least: int, most: int, what: str = "a larger push of a function, or of the coordinator,"
+    ) -> int:
+        """Have memory for a part of the heap that nobody has used yet; returns for how many bytes."""
         if most > least:
             with contextlib.suppress(HeapFullError):
                 self._memory.reserve(begin, most, what)

@@ -72,6 +72,11 @@ class ShardedInitial:
         self._names = _parameters(function)
 
     @property
+    def placed(self) -> Placed | None:
+        """Local. The function, where elements depend on their place alone and their dtype is known."""
+        return self._function if isinstance(self._function, Placed) and self.dtype is not None else None
+
+    @property
     def is_partitioned(self) -> bool:
         """Local. Whether shards can be made one by one."""
         return self.dtype is not None and bool(self._names & {"shard_info", "partition_shape"})
@@ -95,8 +100,9 @@ class ShardedInitial:
             ValueError: It has another shape.
         """
         value: npt.ArrayLike
-        if isinstance(self._function, Placed) and self.dtype is not None:
-            value = self._in_pieces(shape, offset, np.dtype(self.dtype))
+        if self.placed is not None:
+            value = np.empty(shape, np.dtype(self.dtype))
+            fill_in_pieces(self.placed, offset, value)
         elif "shard_info" in self._names:
             value = self._function(shard_info=ShardInfo(shape, offset))
         elif {"partition_shape", "partition_offset"} <= self._names:
@@ -110,16 +116,23 @@ class ShardedInitial:
             )
         return value
 
-    def _in_pieces(self, shape: tuple[int, ...], offset: tuple[int, ...], dtype: np.dtype[Any]) -> AnyArray:
-        value = np.empty(shape, dtype)
-        # A scalar is one piece.
-        rows, rest = (shape[0], shape[1:]) if shape else (1, ())
-        step = max(1, _PIECE_ELEMENTS // max(1, math.prod(rest)))
-        for low in range(0, rows, step):
-            count = min(step, rows - low)
-            info = ShardInfo((count, *rest), (offset[0] + low, *offset[1:])) if shape else ShardInfo((), ())
-            value[slice(low, low + count) if shape else ...] = self._function(shard_info=info)
-        return value
+
+def fill_in_pieces(function: Placed, offset: tuple[int, ...], into: AnyArray) -> None:
+    """Local. Write the value of a shard, in pieces.
+
+    Args:
+        function: Gives the pieces.
+        offset: The offset of the shard's first element in its variable.
+        into: Of the shard's shape and dtype; it is overwritten.
+    """
+    shape = into.shape
+    if not shape:
+        into[...] = function(ShardInfo((), ()))
+        return
+    step = max(1, _PIECE_ELEMENTS // max(1, math.prod(shape[1:])))
+    for low in range(0, shape[0], step):
+        count = min(step, shape[0] - low)
+        into[low : low + count] = function(ShardInfo((count, *shape[1:]), (offset[0] + low, *offset[1:])))
 
 
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:

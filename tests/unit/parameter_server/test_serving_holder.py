@@ -17,6 +17,7 @@ from mpidist.optimizers.families.sgd import SGD
 from mpidist.parameter_server.heap import pages
 from mpidist.parameter_server.heap.dense import BEGUN, VERSION, HeapVariable
 from mpidist.parameter_server.heap.layout import FIRST_BYTES, Slots
+from mpidist.parameter_server.heap.new_variables import NewVariable
 from mpidist.parameter_server.heap.push_slot import Pushed, is_free
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import (
@@ -80,7 +81,7 @@ class Server:
 
     def make(self, place: ServedPlace, fill: float = 0.0) -> HeapVariable:
         """Make a variable."""
-        self.station.call(0, "create", place, fill, f"variable {place.number}")
+        self.station.call(0, "create", [NewVariable(place, f"variable {place.number}", fill)])
         return self.holder._variables[place.number]
 
     def pushed(self, worker: int, slot: int) -> Pushed:

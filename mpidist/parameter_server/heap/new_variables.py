@@ -1,0 +1,50 @@
+"""What a server is told of the variables that it is to make."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpidist.parameter_server.heap.rows import block_count
+from mpidist.variables.kinds.served import ServedPlace
+from mpidist.variables.making.initial import Placed
+
+
+class Drawn(NamedTuple):
+    """An initial value that its server makes in pieces, where it goes: no process holds another copy.
+
+    Attributes:
+        function: Gives the pieces.
+        shape: The shape of the value.
+        offset: Its first element in the whole variable, of which it may be a shard.
+        dtype: Of the value.
+    """
+
+    function: Placed
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class NewVariable(NamedTuple):
+    """A variable that its server is to make.
+
+    Attributes:
+        place: Its place.
+        name: For people.
+        fill: The number that is everywhere.
+        value: The bytes of another value, or how to make it.
+    """
+
+    place: ServedPlace
+    name: str
+    fill: complex = 0.0
+    value: bytes | Drawn | None = None
+
+
+def end_of(place: ServedPlace) -> int:
+    """Local. The first byte of the heap behind a variable."""
+    if place.block_rows:
+        return place.versions + 8 * block_count(place)
+    return place.buffers[1] + place.bytes
