@@ -13,7 +13,7 @@ from mpidist.parameter_server.chief.chief import Chief
 from mpidist.parameter_server.chief.plan import ServedPlan
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Call, Message
-from mpidist.parameter_server.protocol.references import describing_handle_of
+from mpidist.parameter_server.protocol.references import describing_handle_of, dump_arguments
 from mpidist.parameter_server.worker.optimizer import BUILD
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.variable import BaseVariable
@@ -68,7 +68,7 @@ class LateBuilds:
             sender, call = self._asked.pop(0)
             self._station.answer(sender, call, self.build)
 
-    def build(self, key: int, handles: Sequence[tuple[Any, ...]]) -> tuple[int, list[tuple[Any, ...]]]:
+    def build(self, key: int, handles: Sequence[tuple[Any, ...]]) -> tuple[int, bytes]:
         """Local. Build an optimizer, unless it is built.
 
         Args:
@@ -76,7 +76,7 @@ class LateBuilds:
             handles: The variables, if it is not built.
 
         Returns:
-            The number of its plan, and the variables of the plan, as handles that describe them.
+            The number of its plan, and the variables of the plan, dumped with handles that describe them.
 
         Raises:
             Exception: As `Optimizer.build`.
@@ -96,4 +96,4 @@ class LateBuilds:
         if not isinstance(plan, ServedPlan):
             raise TypeError(f"the state of optimizer {optimizer.name!r} is not on parameter servers")
         self._chief.optimizers[plan.number] = optimizer
-        return plan.number, [handle for one in plan.variables if (handle := describing_handle_of(one)) is not None]
+        return plan.number, dump_arguments(plan.variables, describing_handle_of)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.parameter_server.protocol.endpoint import Station
-from mpidist.parameter_server.protocol.references import handle_of_variable
+from mpidist.parameter_server.protocol.references import handle_of_variable, load
 from mpidist.parameter_server.protocol.thread_guard import OwnersLock
 from mpidist.parameter_server.protocol.window_turns import Turn
 from mpidist.parameter_server.worker.plan import Apply, ByShard, WorkerPlan
@@ -96,7 +96,7 @@ class Builder:
             )
         return WorkerPlan(self._worker.apply, *self._planned, variables, options)
 
-    def ask(self, key: int, variables: Sequence[BaseVariable]) -> tuple[int, list[BaseVariable]]:
+    def ask(self, key: int, variables: Sequence[BaseVariable]) -> tuple[int, Sequence[BaseVariable]]:
         """Local. Let the coordinator build an optimizer on these variables, unless it has; its number and variables.
 
         Raises:
@@ -106,7 +106,7 @@ class Builder:
         # As for a read: a thread of the function may use the window, and so may the one that pulls ahead.
         with self._worker.lock, self._worker.turn:
             number, of_plan = self._station.call(self._coordinator, BUILD, key, handles)
-            return number, [self._find(handle) for handle in of_plan]
+            return number, load(of_plan, self._find)
 
 
 class WorkerOptimizer(Optimizer):

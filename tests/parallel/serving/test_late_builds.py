@@ -14,6 +14,7 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.parameter_server.options import ServerOptions
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
+from mpidist.variables.making.partitioners import FixedShardsPartitioner
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)
@@ -22,7 +23,7 @@ STEPS = 6
 
 
 def made(strategy: ParameterServerStrategy) -> tuple[list[Any], Any]:
-    """Two variables, one of them in shards where there are several servers, and an optimizer that is not built."""
+    """Two variables, and an optimizer that is not built."""
     with strategy.scope():
         weights = [mpidist.Variable(np.zeros((6, 2)), name="table"), mpidist.Variable(np.ones(3), name="bias")]
         return weights, mpidist.optimizers.Adam(0.1, clipnorm=0.5)
@@ -38,8 +39,12 @@ def step_of(weights: list[Any], optimizer: Any) -> Any:
     return step
 
 
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.mpi(min_size=4))])
-def test_it_has_the_bits_of_one_that_was_built_before(communicator: Communicator, servers: int) -> None:
+@pytest.mark.parametrize(("servers", "is_cut"), [
+    (1, False), (1, True), pytest.param(2, True, marks=pytest.mark.mpi(min_size=4)),
+])
+def test_it_has_the_bits_of_one_that_was_built_before(
+    communicator: Communicator, servers: int, is_cut: bool
+) -> None:
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         found = []
         for is_built in (True, False):
@@ -53,10 +58,14 @@ def test_it_has_the_bits_of_one_that_was_built_before(communicator: Communicator
                 assert coordinator.schedule(step, (number,), worker=worker).fetch() == number
             assert optimizer.iterations == STEPS
             assert [one.name for one in optimizer.plan.variables] == ["table", "bias"]
+            assert (len(weights[0].parts) == 3) == is_cut
             found.append([one.numpy().tobytes() for one in weights])
         assert found[0] == found[1]
 
-    on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22), servers=servers)
+    on_chief(
+        communicator, program, ServerOptions(heap_bytes=1 << 22), servers=servers,
+        partitioner=FixedShardsPartitioner(3) if is_cut else None,
+    )
 
 
 def test_workers_that_ask_at_the_same_time_get_the_same_one(communicator: Communicator) -> None:
