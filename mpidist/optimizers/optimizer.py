@@ -96,19 +96,19 @@ class Optimizer(FixedAttributes):
         self._build(variables)
 
     def _build(self, variables: Iterable[BaseVariable]) -> UpdatePlan:
-        chosen = wholes([
-            require_updatable(variable, self.kernel, self.options, self.name)
-            for variable in listed(variables, "variables", self.name)
-        ])
+        given = listed(variables, "variables", self.name)
+        chosen = wholes([require_updatable(one, self.kernel, self.options, self.name) for one in given])
         if self._plan is not None:
             # By identity: `==` of variables compares their values.
             if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:
                 raise ValueError(f"{self.name} is already built on other variables; create a second optimizer")
             return self._plan
-        is_complex = any(variable.dtype.kind == "c" for variable in chosen)
-        kernel = by_parts(self.kernel) if is_complex else self.kernel
+        kernel = by_parts(self.kernel) if any(one.dtype.kind == "c" for one in chosen) else self.kernel
         self._initial = slots_of(kernel, self.options)
-        self._plan = common_home(chosen).plan(chosen, kernel, self.options)
+        plan = common_home(chosen).plan(chosen, kernel, self.options)
+        if self.plan is not None:
+            return self._build(chosen)  # another thread has built it, since a worker has asked for it
+        self._plan = plan
         # By identity: hashing a variable is a call of Python. The plan keeps them alive.
         self._numbers = {id(variable): number for number, variable in enumerate(chosen)}
         if self._pending is not None:

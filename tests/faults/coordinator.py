@@ -266,7 +266,13 @@ FAULTS = (
     ),
     Fault(
         "a worker takes its own variables for those of the plan", "parameter_server/worker/optimizer.py",
-        "return number, [self._find(handle) for handle in of_plan]", "return number, list(variables)",
+        "return number, load(of_plan, self._find)", "return number, list(variables)",
         LATE + "errors_are_those_of_build_and_the_next_use_is_right", 4,
+    ),
+    Fault(
+        "the program and a worker build an optimizer twice", "optimizers/optimizer.py",
+        "        if self.plan is not None:\n            return self._build(",
+        "        if False:\n            return self._build(",
+        LATE + "the_program_builds_one_while_a_worker_asks_for_it", 3,
     ),
 )

@@ -12,6 +12,7 @@ import pytest
 import mpidist
 from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
+from mpidist.parameter_server.chief.chief import Chief
 from mpidist.parameter_server.options import ServerOptions
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.making.partitioners import FixedShardsPartitioner
@@ -146,3 +147,28 @@ def test_what_is_dropped_gives_its_memory_back(communicator: Communicator) -> No
             gc.collect()
 
     on_chief(communicator, program, ServerOptions(heap_bytes=2 * communicator.size + 6 << 20, slot_bytes=1 << 20))
+
+
+def test_the_program_builds_one_while_a_worker_asks_for_it(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one to have a plan takes the plan of the first."""
+    plan = Chief.plan
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        weights, optimizer = made(strategy)
+        step = step_of(weights, optimizer)
+
+        def while_another_thread_builds(self: Chief, *arguments: Any) -> Any:
+            monkeypatch.setattr(Chief, "plan", plan)
+            assert coordinator.schedule(step, (1,)).fetch() == 1
+            return plan(self, *arguments)
+
+        monkeypatch.setattr(Chief, "plan", while_another_thread_builds)
+        optimizer.build(weights)
+        assert coordinator.schedule(step, (2,)).fetch() == 2
+        assert optimizer.iterations == 2
+        state: Any = optimizer.plan.slots
+        assert all(np.abs(one.numpy()).min() > 0 for of_name in state.values() for one in of_name.values())
+
+    on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22))
