@@ -28,6 +28,9 @@ from mpidist.failures.watchdog import WATCHDOG
 
 # An interrupt waits so long for a call, and a call may take so long after one.
 PATIENCE_SECONDS = 5.0
+# A second interrupt leaves a call in the middle where no other rank makes it. The signals of one Ctrl-C, that launchers
+# may pass on, and of a key that is held down come within this time: they are one interrupt.
+_ONE_PRESS_SECONDS = 0.5
 # The main thread runs a handler within this time, unless it is in a call of MPI.
 _HANDLED_SECONDS = 0.2
 
@@ -98,6 +101,8 @@ class Interrupts:
         # When the handler ran last, and how often; and the numbers of the signals that were heard.
         self._handled = -math.inf
         self._handlings = 0
+        # When the call that is made alone was interrupted.
+        self._noted = -math.inf
         self._signals = itertools.count(1)
         self._is_stuck = False
         self._timer: threading.Timer | None = None
@@ -205,7 +210,9 @@ class Interrupts:
             self._ask(asked=False)
             signal.default_int_handler(number, frame)
         elif inside is not None and inside.is_alone:
-            if not inside.interrupt():
+            if inside.interrupt():
+                self._noted = self._handled
+            elif self._handled - self._noted > _ONE_PRESS_SECONDS:
                 signal.default_int_handler(number, frame)
         elif self.is_asked and not self._raises_now:
             self._end("was interrupted twice")

@@ -70,4 +70,14 @@ FAULTS: tuple[Fault, ...] = (
         "if inside is None and (self._raises_now or not self._has_ranks):",
         f"{_INTERRUPTS}a_second_interrupt_between_calls_is_raised_at_once",
     ),
+    Fault(
+        "a key that is held down leaves a message in the middle", "failures/interrupts.py",
+        "elif self._handled - self._noted > _ONE_PRESS_SECONDS:", "else:",
+        "unit/coordinator/test_one_process_coordinator.py::test_signals_of_one_key_press_are_one_interrupt",
+    ),
+    Fault(
+        "a coordinator goes on without a message", "parameter_server/chief/uninterrupted.py",
+        "        self._is_torn = self._is_torn or isinstance(error, KeyboardInterrupt)\n", "",
+        "unit/coordinator/test_one_process_coordinator.py::test_a_second_interrupt_in_a_message_ends_the_coordinator",
+    ),
 )

@@ -6,6 +6,7 @@ from threading import get_ident, main_thread
 from types import TracebackType
 
 from mpidist.comm.calls.order import CallOrder
+from mpidist.errors import InterruptedCallError
 from mpidist.failures.interrupts import INTERRUPTS
 
 
@@ -18,14 +19,24 @@ class Whole:
 
     def __init__(self, order: CallOrder) -> None:
         self._order = order
+        self._is_torn = False
 
     def __enter__(self) -> None:
-        if get_ident() == main_thread().ident:
-            self._order.during("a message of parameter servers")
+        if get_ident() != main_thread().ident:
+            return
+        if self._is_torn:
+            # A message may be lost, and who waits for what it asked for would never stop.
+            raise InterruptedCallError(
+                "a second interrupt has ended a message between the chief and other ranks in the middle, so that the "
+                "coordinator can do nothing more. Start the job again: a program that saves checkpoints resumes from "
+                "the last one"
+            )
+        self._order.during("a message of parameter servers")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if get_ident() != main_thread().ident:
             return
+        self._is_torn = self._is_torn or isinstance(error, KeyboardInterrupt)
         self._order.__exit__(kind, error, trace)
         if error is None and self._order.is_asked and not self._order.is_inside:
             # It came between two messages. No other rank raises it with this one.

@@ -19,7 +19,8 @@ import mpidist
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.coordinator import experimental_get_current_worker_index
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.errors import CancelledError
+from mpidist.errors import CancelledError, InterruptedCallError
+from mpidist.failures import interrupts
 from mpidist.parameter_server.options import ServerOptions
 from mpidist.parameter_server.queue.commits import RateError
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
@@ -119,6 +120,46 @@ def test_an_interrupt_comes_between_functions(
         coordinator.join()
         assert coordinator.fetch(values) == [0, 1, 2]
         assert counts.numpy().tolist() == [times] * 3, "nothing is lost, and nothing counts twice"
+
+
+def test_signals_of_one_key_press_are_one_interrupt(strategy: ParameterServerStrategy) -> None:
+    """Launchers pass the terminal's on, and a key that is held down repeats: no message is left in the middle."""
+    coordinator = ClusterCoordinator(strategy)
+
+    def work() -> int:
+        for _ in range(5):
+            signal.raise_signal(signal.SIGINT)
+        return 5
+
+    value = coordinator.schedule(work)
+    with pytest.raises(KeyboardInterrupt):
+        coordinator.join()
+    coordinator.join()
+    assert value.fetch() == 5
+
+
+def test_a_second_interrupt_in_a_message_ends_the_coordinator(
+    strategy: ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message may be lost: who waited for its effect would wait without end."""
+    coordinator = ClusterCoordinator(strategy)
+    monkeypatch.setattr(interrupts, "_ONE_PRESS_SECONDS", -1.0)
+    station: Any = strategy._station
+    poll = station.window.poll
+
+    def interrupted(seconds: float = 0.0) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return poll(seconds)
+
+    coordinator.schedule(abs, (1,))
+    with monkeypatch.context() as patch:
+        patch.setattr(station.window, "poll", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            coordinator.join()
+    for call in (coordinator.join, lambda: coordinator.schedule(abs, (1,)), coordinator.done):
+        with pytest.raises(InterruptedCallError, match=r"a second interrupt .* Start the job again"):
+            call()
 
 
 def test_an_interrupt_while_an_error_cancels_leaves_the_error(strategy: ParameterServerStrategy) -> None:
