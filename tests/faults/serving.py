@@ -286,7 +286,7 @@ FAULTS = (
     ),
     Fault(
         "what a function has assigned is read again with others", "parameter_server/worker/reads.py",
-        "and number not in had and", "and",
+        "any(number in numbers for numbers in had)", "False",
         "parallel/serving/test_reads.py::test_what_the_function_has_changed_stays", 3,
     ),
     Fault(

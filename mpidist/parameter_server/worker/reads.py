@@ -8,7 +8,7 @@ a server that is busy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -63,15 +63,15 @@ class Reads:
         if place.bytes <= _SMALL_BYTES and not place.block_rows:
             self._now[place.number] = place
 
-    def read(self, place: ServedPlace, had: Iterable[int], *, is_alone: bool) -> dict[int, Value]:
+    def read(self, place: ServedPlace, had: Sequence[Container[int]], *, is_alone: bool) -> dict[int, Value]:
         """Local. A variable, and others with it, by number.
 
         Args:
             place: The place of the variable.
-            had: The numbers of the variables that the function has already.
+            had: The numbers of the variables that the function has already; each is in one of these.
             is_alone: Whether others come another way.
         """
-        others = [] if is_alone else self._others(place, frozenset(had))
+        others = [] if is_alone else self._others(place, had)
         found = self._together([place, *others]) if others else {}
         if place.number not in found:
             known = self.known.pop(place.number, None)
@@ -97,13 +97,16 @@ class Reads:
                 begin += place.bytes
         return found
 
-    def _others(self, place: ServedPlace, had: frozenset[int]) -> list[ServedPlace]:
+    def _others(self, place: ServedPlace, had: Sequence[Container[int]]) -> list[ServedPlace]:
         last = self._last.get(self._function, {})
         if place.number not in last or self._station.window.is_near(place.server):
             return []
-        others, left = [], _MOST_BYTES
+        others, left = [], _MOST_BYTES - place.bytes
         for number, one in last.items():
+            if one.server != place.server or number == place.number or any(number in numbers for numbers in had):
+                continue
             left -= one.bytes
-            if one.server == place.server and number != place.number and number not in had and left >= 0:
-                others.append(one)
+            if left < 0:
+                break
+            others.append(one)
         return others

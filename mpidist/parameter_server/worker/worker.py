@@ -271,7 +271,7 @@ class Worker(ServedHome, OwnThreads):
             value = self._ahead.take(place)
             if value is None:
                 self._own_updates.wait(place.server)
-                had = closure.values.keys() | closure.stepped
+                had = closure.values, closure.stepped
                 found = self._reads.read(place, had, is_alone=self._ahead.is_pulling)
             else:
                 self._reads.known[place.number] = value
