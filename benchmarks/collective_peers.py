@@ -61,7 +61,7 @@ def repeated(case: Case) -> Callable[[int], None]:
 def limit_way(communicator: Communicator, count: int) -> Way:
     """What the memory allows: each rank adds its slice of all ranks' arrays and writes the sum to all of them.
 
-    The arrays lie in memory that the ranks share, so that nothing is copied: each rank reads as many bytes as its
+    The arrays are in memory that the ranks share, so that nothing is copied: each rank reads as many bytes as its
     array has, and writes as many. Blocks of 256 KB stay in a cache between the reads and the writes.
     """
     size, rank = communicator.size, communicator.rank

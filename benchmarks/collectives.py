@@ -1,4 +1,4 @@
-"""How fast is an all-reduce of 4 bytes to 256 MB, and of ResNet-50's 161 gradients, and against whom?
+"""How fast is an all-reduce of 4 bytes to 256 MB, and of ResNet-50's 161 gradients, and against which peers?
 
     mpirun -n 2 python benchmarks/collectives.py --plot collectives.png --json collectives.json
     mpirun -n 2 python benchmarks/collectives.py --no-sweep    # ResNet-50's gradients only
@@ -7,7 +7,7 @@ Measured in turns in one run: every collective of mpidist, on any array and on a
 (one call, in place, chunks of 256 KB to 16 MB); PyTorch's gloo; and the memory limit. ResNet-50's gradients also by
 Horovod where it is installed (`install_horovod.sh`), over its cycle times and fusion thresholds; it runs in its turns
 only, since its thread calls MPI in every cycle, work or none.
-The limit: each rank adds its slice of all ranks' arrays, which lie in memory that they share, in blocks of 256 KB, and
+The limit: each rank adds its slice of all ranks' arrays, which are in memory that they share, in blocks of 256 KB, and
 writes the sum to all of them, so it reads its array's bytes once and writes them once.
 
 Just before the time is taken every rank writes its array, and no other: so all ways find the caches alike. Arrays below

@@ -1,4 +1,4 @@
-"""Learn word vectors from the sources of Python's standard library, in tables that lie on parameter servers.
+"""Learn word vectors from the sources of Python's standard library, in tables on parameter servers.
 
     mpirun -n 5 python examples/embeddings.py --plot vectors.png
     mpirun -n 6 python examples/embeddings.py --directory run --evaluator

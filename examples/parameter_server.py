@@ -1,4 +1,4 @@
-"""Train a classifier of handwritten digits asynchronously: workers update variables that lie on parameter servers.
+"""Train a classifier of handwritten digits asynchronously: workers update variables on parameter servers.
 
     mpirun -n 6 python examples/parameter_server.py
     mpirun -n 7 python examples/parameter_server.py --directory run --evaluator

@@ -32,7 +32,7 @@ def device_index(array: object) -> int | None:
 
 
 def require_current_device(array: AnyArray) -> None:
-    """Local. Raise ValueError if an array of CuPy lies on another GPU than the current one."""
+    """Local. Raise ValueError if an array of CuPy is on another GPU than the current one."""
     found_on, current = device_index(array), int(namespace(array).cuda.Device().id)
     if found_on != current:
         raise ValueError(
@@ -187,7 +187,7 @@ def move(array: AnyArray, xp: Any) -> AnyArray:
     """Local. The array in the memory that the namespace `xp` uses: itself, or a copy on the current GPU.
 
     Raises:
-        TypeError: The array lies on a GPU and `xp` is NumPy. Such a copy waits for the GPU, so the program must ask for
+        TypeError: The array is on a GPU and `xp` is NumPy. Such a copy waits for the GPU, so the program must ask for
             it.
     """
     if is_cupy(array) == (xp is not np):

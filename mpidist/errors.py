@@ -66,7 +66,7 @@ def mark_shared(error: Exception) -> Exception:
     """Local. Mark an error that every rank raises; the job then prints it once if nobody catches it.
 
     An error without the mark is one rank's own. If nobody catches it, the whole job ends at once, since the other ranks
-    would wait for that rank for ever. So mark an error only where all ranks are certain to raise it.
+    would wait for that rank without end. So mark an error only where all ranks are certain to raise it.
     """
     error.__dict__["raised_on_all_ranks"] = True
     return error

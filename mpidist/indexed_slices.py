@@ -14,7 +14,7 @@ from mpidist.arrays import AnyArray, as_array, move, namespace, to_host
 class IndexedSlices:
     """Rows of a larger array. A row may occur several times; all its occurrences count in a sum.
 
-    The rows lie in host memory, since the ranks exchange them there. CuPy arrays are copied to it.
+    The rows are in host memory, since the ranks exchange them there. CuPy arrays are copied to it.
 
     Attributes:
         values: The rows, of shape (rows, ...).

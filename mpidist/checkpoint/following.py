@@ -50,7 +50,7 @@ def checkpoints_iterator(
     Args:
         checkpoint_dir: The directory to which `Checkpoint.save` or a `CheckpointManager` saves. It may be made later.
         min_interval_secs: Seconds that pass at least between two checkpoints.
-        timeout: Seconds to wait for a checkpoint; None waits for ever.
+        timeout: Seconds to wait for a checkpoint; None waits without end.
         timeout_fn: Called after `timeout`: the iterator ends if it returns a true value, else it waits again. Without
             it the iterator ends. With `restore` rank 0 calls it.
         restore: The objects to restore; None restores nothing.

@@ -53,8 +53,8 @@ class CheckpointManager(FixedAttributes):
         checkpoint: The objects to save.
         directory: The directory; the first save makes it where it is missing.
         max_to_keep: Number of checkpoints that stay; None keeps all.
-        keep_checkpoint_every_n_hours: A checkpoint that would be deleted stays for ever if it was saved at least so
-            many hours after the last one that stays for ever.
+        keep_checkpoint_every_n_hours: A checkpoint that would be deleted is kept for good if it was saved at least so
+            many hours after the last one that is kept for good.
         checkpoint_name: First part of the files' names.
         step_counter: A variable that counts the steps; needed for `checkpoint_interval`.
         checkpoint_interval: `save` does nothing until so many steps have been made since the last save.

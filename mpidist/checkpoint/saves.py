@@ -11,7 +11,7 @@ logger = logging.getLogger("mpidist")
 
 
 class Saves:
-    """What a `Checkpoint` remembers of its saves.
+    """Saves of a `Checkpoint`, as it remembers them.
 
     Attributes:
         count: Their number, in this program and before the restored checkpoint.

@@ -81,7 +81,7 @@ class _Part(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Local. Whether the chief writes it, as other small datasets, which lie in the same pages of the file."""
+        """Local. Whether the chief writes it, as other small datasets, which are in the same pages of the file."""
         return self.record.nbytes < PAGE_BYTES
 
 
@@ -273,7 +273,7 @@ class _Plan:
         return self._write(communicator, blank, small, arrays)
 
     def join_shards(self, blank: Blank, outcomes: Mapping[int, Any]) -> list[Checksums]:
-        """Local. Write the bytes of shards that lie in pages which begin in an earlier shard; see `write_cut`.
+        """Local. Write the bytes of shards that are in pages which begin in an earlier shard; see `write_cut`.
 
         Returns:
             The checksums of all shards, in the order of what they have of a piece.

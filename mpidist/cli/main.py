@@ -200,7 +200,7 @@ def _add_ranks(page: Report, own: list[Finding], seconds: float | None) -> None:
             if obstacle.subject == "settings" and not is_first_here:
                 click.echo(line, err=True)
         return
-    # A doctor never waits for ever, as MPI does for a rank that does not start.
+    # A doctor never waits without end, as MPI does for a rank that does not start.
     os.environ.setdefault(LIMIT_VARIABLE, str(_LONGEST_SECONDS))
     try:
         communicator = open_communicator()

@@ -77,7 +77,7 @@ def detect(communicator: Communicator, *, takes_servers: bool = False) -> Cluste
         LauncherError: Slurm's variables contradict one another.
     """
     # If each rank chose by its own environment, their resolvers would make different collective calls and wait for
-    # each other for ever.
+    # each other without end.
     applies = gather_together(
         communicator, "reading the cluster", lambda: [row.applies(communicator) for row in RESOLVERS]
     )

@@ -18,7 +18,7 @@ from mpidist.failures.interrupts import INTERRUPTS
 
 # What a notice says of a signal: this and its number.
 SIGNALLED = 100
-# After a signal that may tell of a death on another host a rank that stays in one call for so long waits in vain.
+# After a signal that may tell of a death on another host a rank that stays in one call for so long can never go on.
 SUSPECT_SECONDS = 60.0
 # A launcher's signal may come so long before the news of the death of which it tells.
 _NEWS_SECONDS = 1.0

@@ -1,1 +1,1 @@
-"""Failures: who waits for whom, who has died, and how a job ends. Nothing here calls MPI."""
+"""Failures: which rank waits for which, who has died, and how a job ends. Nothing here calls MPI."""

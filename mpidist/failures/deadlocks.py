@@ -47,7 +47,7 @@ def unknown(identity: int) -> tuple[Sequence[int], str]:
 
 
 class Reason(NamedTuple):
-    """A reason why a rank waits in vain.
+    """A reason why a rank can never go on.
 
     Attributes:
         why: In words.
@@ -89,12 +89,12 @@ class View(NamedTuple):
 
 
 def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reason | None:
-    """Local. The reason why this rank waits in vain; None if there is none, as far as it sees.
+    """Local. The reason why this rank can never go on; None if there is none, as far as it sees.
 
     Args:
         view: The view of this rank.
         waiting: The communicators on which it waits, the outermost call first.
-        late: For whom it waits.
+        late: The ranks that it waits for.
     """
     for calls in waiting:
         for reason in _reasons(view, calls):

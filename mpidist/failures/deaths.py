@@ -2,7 +2,7 @@
 
 A thread watches the processes of all ranks on this host by their process descriptors (`man 2 pidfd_open`), which the
 kernel makes readable when a process ends, however it ends; another one looks at those without (`lives.py`). Neither
-needs MPI: after a death a call of MPI may never return. Ranks take leave of each other before they end (`ending.py`),
+needs MPI: after a death a call of MPI may never return. Ranks tell each other before they end (`ending.py`),
 so who ends without that is dead. Deaths on other hosts are known where MPI reports them (Open MPI with fault
 tolerance), the launcher does (Hydra, by SIGUSR1), or the files of a job directory (`failures/job_directory.py`).
 """
@@ -75,7 +75,7 @@ class DeathWatch:
     Attributes:
         dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
         needed: The processes whose deaths are told even if they are not the first.
-        spared: Those without whom all go on, such as an evaluator: what is called with a name after their death.
+        spared: Those that all go on without, such as an evaluator: what is called with a name after their death.
         gone: The names of the dead among these, who are not in `dead`.
         was_raised: Whether the program's own thread was told by an error.
         is_over: Whether the program has come to its end, after which processes end one after another.
@@ -112,7 +112,7 @@ class DeathWatch:
         self._ask_mpi = ask_mpi
 
     def stop(self) -> None:
-        """Local. End it: whoever ends from now on has taken leave."""
+        """Local. End it: a rank that ends from now on has told the others."""
         self._on_death = None
 
     def refuse_calls(self) -> None:

@@ -131,7 +131,7 @@ class _Ending:
         self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}")
 
     def mourned(self) -> list[str]:
-        """The names of the dead without whom this rank cannot go on."""
+        """The names of the dead that this rank cannot go on without."""
         return [name for one, name in WATCH.dead.copy().items() if not self.tolerates_deaths or one in WATCH.needed]
 
     def _traceback(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
@@ -189,7 +189,7 @@ class _Ending:
             if leave_together(list(FAREWELLS.values()), self.wait_at_end):
                 for difference in INTERRUPTS.differences():
                     self._end(1, f"{self.place} has come to its end, and results are wrong: {difference}")
-                # Whoever ends from now on has taken leave.
+                # A rank that ends from now on has told the others.
                 WATCH.stop()
                 for last in LAST:
                     last()
@@ -207,7 +207,7 @@ class _Ending:
         return code_of_program() if self.code is None else number_of(self.code)
 
     def end_mpi(self) -> None:
-        """End MPI, and this process alone if a rank dies meanwhile: MPI_Finalize would wait for it for ever."""
+        """End MPI, and this process alone if a rank dies meanwhile: MPI_Finalize would wait for it without end."""
         if WATCH.gone:
             self.end_process(self.known_code())
         if any(thread.daemon and not thread.name.startswith("mpidist") for thread in threading.enumerate()):
@@ -270,7 +270,7 @@ class _Ending:
             self.end_process(1)
 
     def end_process(self, code: int) -> None:
-        """End this process without MPI_Finalize, which would wait for the dead for ever."""
+        """End this process without MPI_Finalize, which would wait for the dead without end."""
         logging.shutdown()
         flush()
         if (WATCH.gone or (WATCH.dead and self.tolerates_deaths)) and os.getpid() == self.process:
@@ -285,8 +285,8 @@ class _Ending:
         self.give_up(aborts, INTERRUPTED)
 
     def give_up(self, aborts: bool, code: int = 1) -> None:
-        """End the job, since this rank waits in vain. Called in a thread of our own, after the report."""
-        # Another thread may hold the lock of a stream for ever.
+        """End the job, since this rank can never go on. Called in a thread of our own, after the report."""
+        # Another thread may hold the lock of a stream for good.
         end_later(EXIT_SECONDS)
         flush()
         time.sleep(FORWARD_SECONDS)

@@ -176,7 +176,7 @@ class Interrupts:
         return (), ""
 
     def why_awaited(self) -> str:
-        """Local. The reason why others may wait for ever, if this rank has come to its end; empty if they need not."""
+        """Local. The reason why others may hang, if this rank has come to its end; empty if they need not."""
         for order in self._all_orders():
             number, text = order.left
             if order.broken or (number == order.number and WATCHDOG.others_are_inside(order.identity)):

@@ -40,7 +40,7 @@ class LauncherSocket:
         if identity is None or identity != _identity(self._number):
             return
         if lets_live or launch.hydra_lets_live():
-            # When the process ends, MPICH still takes leave by this number, and would write of an error.
+            # When the process ends, MPICH still writes to this number, and would write of an error.
             mine, other = socket.socketpair()
             other.send(_LEAVE_TAKEN)
             other.detach()

@@ -256,7 +256,7 @@ def circle(me: Key, late: Sequence[Peer], peers: Mapping[Key, Peer]) -> list[Pee
 
     Args:
         me: This rank.
-        late: For whom this rank waits.
+        late: The ranks that this rank waits for.
         peers: All others.
     """
     paths = [[peer] for peer in late]

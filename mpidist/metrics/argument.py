@@ -115,7 +115,7 @@ def as_one_hot(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, 
 
 
 def on_one_device(values: list[Any]) -> list[Any]:
-    """Local. The values as they are; if one of them lies on a GPU, all of them there. None stays None."""
+    """Local. The values as they are; if one of them is on a GPU, all of them there. None stays None."""
     if not any(map(arrays.is_cupy, values)):
         return values
     xp = arrays.gpu_namespace()
@@ -151,10 +151,10 @@ def spread_weights(sample_weight: npt.ArrayLike | None, like: AnyArray) -> AnyAr
 
 
 def as_thresholds(thresholds: float | Sequence[float], name: str = "thresholds") -> tuple[float, ...]:
-    """Local. One threshold or several, checked to lie in [0, 1].
+    """Local. One threshold or several, checked to be in [0, 1].
 
     Raises:
-        ValueError: There is no threshold, or one lies outside.
+        ValueError: There is no threshold, or one is outside.
     """
     array = as_floats(name, thresholds)
     if array.ndim > 1 or array.size == 0 or not np.all((array >= 0) & (array <= 1)):

@@ -18,7 +18,7 @@ from mpidist.metrics.metric import Metric
 
 CURVES = ("ROC", "PR")
 METHODS = ("interpolation", "minoring", "majoring")
-# The outer thresholds lie this much outside [0, 1]: all predictions are above the first, and none is above the last.
+# The outer thresholds are this much outside [0, 1]: all predictions are above the first, and none is above the last.
 _MARGIN = 1e-7
 
 

@@ -49,7 +49,7 @@ class Metric(FixedAttributes):
     """The sums of one measure, kept per replica.
 
     Collective. Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save. The variable
-    lies in host memory, also under a strategy on GPUs: `update_state` computes the sums of CuPy arrays on the GPU,
+    is in host memory, also under a strategy on GPUs: `update_state` computes the sums of CuPy arrays on the GPU,
     waits for them, and copies only these few numbers.
 
     Args:

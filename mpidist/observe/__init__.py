@@ -1,4 +1,4 @@
-"""Output for people who watch a run: progress, and who waits for whom."""
+"""Output for people who watch a run: progress, and which rank waits for which."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The timeline of a job: `MPIDIST_TRACE=DIR` writes what each rank did when, in the Trace Event Format (Perfetto).
 
 Each rank writes a file of its own, line by line. At the end the first rank puts them together in `DIR/timeline.json`,
-and prints who waited how long for whom. After a job that ended badly `python -m mpidist.observe.trace DIR` does so.
+and prints which rank waited for which, and how long. After a job that ended badly `python -m mpidist.observe.trace DIR`
+does so.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def join(folder: Path) -> str:
         folder: The one with their files.
 
     Returns:
-        Lines about who waited how long for whom.
+        Lines about which rank waited for which, and how long.
 
     Raises:
         OSError: A file cannot be read or written.

@@ -49,7 +49,7 @@ def require_kernel(kernel: object) -> None:
 
 
 def instead_of_setting(name: str, owner: str, kernel: object) -> str:
-    """Local. What to do instead of setting an attribute of an optimizer; empty if that is none of its settings.
+    """Local. Say what to do instead of setting an attribute of an optimizer; empty if that is none of its settings.
 
     Args:
         name: The name of the attribute.

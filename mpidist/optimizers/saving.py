@@ -59,7 +59,7 @@ class _Renewed:
     def _renewed(self, array: AnyArray) -> AnyArray:
         wide = array.astype(state_dtype(array.dtype))
         if array.dtype == np.float16:
-            # Sums that had overflowed held their variables still for ever. They were at least so large.
+            # Sums that had overflowed stopped their variables for good. They were at least so large.
             wide[np.isposinf(wide)] = np.finfo(np.float16).max
         return np.asarray(wide * self._factor, wide.dtype)
 

@@ -115,7 +115,7 @@ class Calls:
         state: The number of the last call, times `NEXT`.
         note: Keeps a call.
         owner: The number of the strategy whose call this rank is in; 0: no strategy's.
-        limit_seconds: How long the current call may wait; None: for ever.
+        limit_seconds: How long the current call may wait; None: without end.
         is_timed: Whether the current call watches the time itself.
     """
 
@@ -242,7 +242,7 @@ class Calls:
         """Local. The same calls, of somebody who waits no longer than this.
 
         Args:
-            seconds: None: for ever.
+            seconds: None: without end.
             owner: See `enter`.
         """
         is_same = (seconds is None and not owner) or isinstance(self, LoneCalls)

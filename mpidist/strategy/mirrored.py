@@ -21,7 +21,7 @@ class MirroredStrategy(Strategy):
 
     Collective. Args:
         devices: The name of a device for each rank of the node, in the order of the ranks; default: the rank's own
-            device. If GPUs are named and available with CuPy, variables are CuPy arrays; else they lie in host memory.
+            device. If GPUs are named and available with CuPy, variables are CuPy arrays; else they are in host memory.
         cross_device_ops: As for `Strategy`.
         communicator: An mpi4py communicator of the replicas; default: all ranks of the job.
         communication_options: The way the ranks communicate.

@@ -14,7 +14,7 @@ class OneDeviceStrategy(Strategy):
 
     Local. Args:
         device: A device's name, such as "cpu:0", "/gpu:0" or "/job:worker/device:CPU:0". If a GPU is named and
-            available with CuPy, variables and batches are CuPy arrays; else they lie in host memory.
+            available with CuPy, variables and batches are CuPy arrays; else they are in host memory.
 
     Raises:
         ValueError: The name cannot be parsed.

@@ -209,7 +209,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
 
     @property
     def parts(self) -> tuple[BaseVariable, ...]:
-        """Local. The variables that lie in one place each: this one, or its shards."""
+        """Local. The variables that are in one place each: this one, or its shards."""
         return (self,)
 
     @property

@@ -46,5 +46,32 @@ def test_texts_have_the_words_of_the_field(picture: str) -> None:
     assert not found, f"write instead: {PICTURES[picture]}\n" + "\n".join(found)
 
 
+# Also what the documentation, docstrings and comments say in other words; of these a "who" may be the subject.
+WRITTEN = r"takes? leave|taken leave|in vain|\bfor ever\b|\blies?\b|riddle|astray|bites"
+
+
+def written() -> list[tuple[str, str]]:
+    """All lines of the package and of the pages, with their places."""
+    root = PACKAGE.parent
+    files = [*PACKAGE.rglob("*.py"), *root.glob("*.md"), *root.glob("*/*.md"), *root.glob("examples/*.py")]
+    return [
+        (f"{path.relative_to(root)}:{number}", line)
+        for path in sorted(files) for number, line in enumerate(path.read_text().splitlines(), 1)
+    ]
+
+
+def test_pages_and_docstrings_have_the_words_of_the_field() -> None:
+    lines = written()
+    assert any(place.startswith("docs/") for place, _ in lines)
+    found = [f"{place}: {line.strip()}" for place, line in lines if re.search(WRITTEN, line)]
+    assert not found, "\n".join(found)
+
+
+def test_summaries_begin_with_a_verb_or_a_noun() -> None:
+    question = re.compile(r'\s*"""((Local|Collective|Root only)[.,:] )?(What|Who|Where|When|How|Which|Whose) ')
+    found = [f"{place}: {line.strip()}" for place, line in written() if question.match(line)]
+    assert not found, "\n".join(found)
+
+
 def test_texts_are_found() -> None:
     assert sum(" " in text for _, text in texts()) > 2000

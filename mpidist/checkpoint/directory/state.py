@@ -56,7 +56,7 @@ class DirectoryState:
 
     Attributes:
         entries: The checkpoints that a manager has saved and may delete one day, the latest last.
-        last_preserved: When the last checkpoint that is kept for ever was saved, in seconds since 1970.
+        last_preserved: When the last checkpoint that is kept for good was saved, in seconds since 1970.
         latest: Name of the checkpoint that was saved last, by a manager or not; None if there is none.
     """
 
@@ -315,11 +315,11 @@ def retire(
     Args:
         state: All checkpoints that may be deleted.
         max_to_keep: Number of checkpoints that stay, at least 1; None keeps all.
-        keep_every_seconds: A checkpoint that would be deleted stays for ever if it was saved at least so many seconds
-            after the last one that stays for ever, or, by a clock that was set back, before it.
+        keep_every_seconds: A checkpoint that would be deleted is kept for good if it was saved at least so many seconds
+            after the last one that is kept for good, or, by a clock that was set back, before it.
 
     Returns:
-        The state without the checkpoints that are deleted or stay for ever, and the names of those to delete.
+        The state without the checkpoints that are deleted or are kept for good, and the names of those to delete.
     """
     if max_to_keep is None:
         return state, []

@@ -117,7 +117,7 @@ def create(path: str, records: Sequence[Record], shared: Mapping[str, str]) -> B
         with h5py.File(
             path, "w", libver=_VERSIONS, locking=False, alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES
         ) as file:
-            # Small datasets are not aligned, so several lie in one page. All of them belong to rank 0, and they come
+            # Small datasets are not aligned, so several are in one page. All of them belong to rank 0, and they come
             # first, so that none shares a page with a large dataset, which other ranks write at the same time.
             for is_large in (False, True):
                 for number, record in enumerate(everything):
@@ -272,7 +272,7 @@ def _own(
 def _dataset(file: h5py.File, path: str, checked: set[str]) -> h5py.Dataset:
     """The dataset at `path`, with no link on the way that may lead out of the file.
 
-    HDF5 opens whatever an external link names, and would wait for ever for a pipe.
+    HDF5 opens whatever an external link names, and would wait without end for a pipe.
     """
     way = ""
     for part in path.split("/"):

@@ -132,7 +132,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             watch(config.termination_watcher_fn, self._notice)
 
     def _look_at_directory(self, is_written_here: bool) -> None:
-        """Collective. When the job is about to end it is too late to find out."""
+        """Collective. Find out now: when the job is about to end it is too late."""
         directory = self._manager.directory
         on_first_rank(
             self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
@@ -287,7 +287,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._look((), {})
 
     def patience_seconds(self) -> float:
-        """Local. How long a step, and what comes behind it, may take after a notice; for `rescue`."""
+        """Local. The seconds that a step, and what comes behind it, may take after a notice; for `rescue`."""
         return max(PATIENCE_SECONDS, PATIENCE_STEPS * self._deadline.longest_step, self._config.grace_period)
 
     def end_after(self, steps: int, reason: int) -> None:

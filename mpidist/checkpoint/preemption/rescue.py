@@ -124,14 +124,14 @@ def _is_light(state: State) -> bool:
 
 
 class Handler(Protocol):
-    """What a rescue asks of a handler."""
+    """A handler, as a rescue uses it."""
 
     def look_again(self, steps: int) -> None:
         """Collective. As at the beginning of a step, after so many more than this rank has counted."""
         ...
 
     def patience_seconds(self) -> float:
-        """Local. How long a step, and what comes behind it, may take after a notice."""
+        """Local. The seconds that a step, and what comes behind it, may take after a notice."""
         ...
 
     def end_after(self, steps: int, reason: int) -> None:
@@ -340,7 +340,7 @@ class Rescue:
     def _watch(self) -> None:
         """Look, from a notice on, whether the program comes to its next step.
 
-        A Pool, for instance, waits for ever for the result of a worker that a signal has ended.
+        A Pool, for instance, waits without end for the result of a worker that a signal has ended.
         """
         threading.Thread(target=self._look, name="mpidist-patience", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What one walk over a checkpoint's objects has found: its arrays by path, the ranks whose they are, and who writes."""
+"""Finds of one walk over a checkpoint's objects: its arrays by path, the ranks whose they are, and who writes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Found:
         return next(iter(members.values()), None) or alone or SoloCommunicator()
 
     def servers(self) -> ServedHome | None:
-        """Local. Find the home of the variables that lie on parameter servers; None where there are none.
+        """Local. Find the home of the variables that are on parameter servers; None where there are none.
 
         Raises:
             ValueError: Variables of several strategies.

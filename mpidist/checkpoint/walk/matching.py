@@ -85,7 +85,7 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
 
 
 def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple[list[str], list[str]]:
-    """Local. What an object whose state is by variables has not taken over, since it has other variables.
+    """Local. Find what an object whose state is by variables has not taken over, since it has other variables.
 
     Args:
         found: The objects.

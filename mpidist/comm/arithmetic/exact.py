@@ -20,7 +20,7 @@ from mpidist.options import ReduceOp
 
 _SUM, _PROD = ReduceOp.SUM, ReduceOp.PROD
 _WHOLE = np.dtype(np.int64)
-# Where the halves of a 64-bit integer lie.
+# Where the halves of a 64-bit integer are.
 _LOW, _HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 _HALF_BITS = 32
 _MASK = (1 << _HALF_BITS) - 1

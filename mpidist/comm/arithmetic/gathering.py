@@ -8,7 +8,7 @@ from mpidist.arrays import AnyArray
 
 
 def gather(memory: AnyArray, offset: int, numbers: AnyArray, into: AnyArray) -> None:
-    """Local. Copy rows that lie one after another in a block of memory.
+    """Local. Copy rows that are one after another in a block of memory.
 
     Args:
         memory: The block, as bytes.

@@ -78,7 +78,7 @@ class AutomaticBackend(Backend):
         """Collective. See `Backend.all_reduce`."""
         if type(source) is np.ndarray:
             if source.nbytes < self.limit:
-                # Allocated arrays are combined fastest where they lie, at any size.
+                # Allocated arrays are combined fastest in place, at any size.
                 if self._all_reduce_allocated is None or not self._all_reduce_allocated(source, total, op):
                     self._small_all_reduce(source, total, op)
                 return

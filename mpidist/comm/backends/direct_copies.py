@@ -99,7 +99,7 @@ class DirectCopies:
             op: The operation.
             slice_count: The number of ranks of the node that have a slice.
             combine: Combines pieces in the order of the ranks.
-            across_nodes: Combines a piece, or several that lie side by side, with the same of the other nodes.
+            across_nodes: Combines a piece, or several that are side by side, with the same of the other nodes.
         """
         if self._rank < slice_count:
             pieces = self._pieces(cut_evenly(source.size, slice_count)[self._rank], source.itemsize)

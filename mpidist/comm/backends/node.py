@@ -1,6 +1,6 @@
 """The node backend: the ranks of a node combine arrays in memory that they share, each rank its slice.
 
-Small arrays pass through blocks of node memory (`shared_blocks.py`). Large arrays are read and written where they lie,
+Small arrays pass through blocks of node memory (`shared_blocks.py`). Large arrays are read and written in place,
 if the system allows that (`direct_copies.py`). Across nodes all ranks of a node work at the same time: each rank
 combines its slice with the same slice of the other nodes, on its lane: by MPI, or large pieces in a ring.
 """

@@ -41,7 +41,7 @@ class SharedBlocks:
         block_bytes: The size of a block.
         barrier: The barrier of the node.
         places, addresses: Tables of int64 in the same memory, of shape (ranks of the node,) and (ranks of the node, 3).
-            They are not used here: the node backend and `PeerMemory` show the other ranks there where arrays lie.
+            They are not used here: the node backend and `PeerMemory` show the other ranks there where arrays are.
 
     Raises:
         UnavailableError: There is no memory that ranks share; on every rank.

@@ -189,7 +189,7 @@ class CallPage:
         return content.split(b"\0")[0].decode(errors="replace")
 
     def text_about(self, rank: int, number: int) -> str:
-        """Local. What a rank has shown about the call of this number; empty if there is nothing."""
+        """Local. The text that a rank has shown about the call of this number; empty if there is none."""
         return self.text(rank) if self._has_text(self.ranks.index(rank), number) else ""
 
     def _has_text(self, place: int, about: int) -> bool:

@@ -85,7 +85,7 @@ class CallLog:
         only_dtype: bool = False,
     ) -> CallOrder:
         if self._arrival is not None:
-            # A rank that waits here in vain has not entered the call.
+            # A rank that waits here has not entered the call.
             self._arrival.wait(name)
         with self._compared():
             order = self._order.enter(name, detail, array, owner, meets=meets, only_dtype=only_dtype)

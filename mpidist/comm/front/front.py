@@ -378,8 +378,8 @@ class CollectiveFront(Resource):
         """Local. A NumPy or CuPy view of an array of any library.
 
         Raises:
-            TypeError: `array` is not an array, or lies in memory that the backend does not reach.
-            ValueError: It lies on another GPU than the current one.
+            TypeError: `array` is not an array, or is in memory that the backend does not reach.
+            ValueError: It is on another GPU than the current one.
         """
         if type(array) is np.ndarray:
             return array

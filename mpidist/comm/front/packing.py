@@ -1,4 +1,4 @@
-"""Packing: many small arrays are reduced in one call, large ones each alone, and neighbors in memory where they lie.
+"""Packing: many small arrays are reduced in one call, large ones each alone, and neighbors in memory where they are.
 
 The packs and the order of calls follow from the number, shapes and dtypes of the arrays alone, which all ranks share.
 Before neighbors are reduced as one array, the ranks agree on them.

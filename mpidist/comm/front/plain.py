@@ -10,7 +10,7 @@ from mpidist.arrays import AnyArray
 
 
 def is_plain(array: AnyArray) -> bool:
-    """Local. Whether MPI takes the array where it lies: mpi4py has no types for elements that are not aligned."""
+    """Local. Whether MPI takes the array where it is: mpi4py has no types for elements that are not aligned."""
     return bool(array.flags.c_contiguous and getattr(array.flags, "aligned", True))
 
 

@@ -46,7 +46,7 @@ class _CudaCopier:
         """Local. See `StagingCopier.begin`."""
         self._begun.record(cupy.cuda.get_current_stream())
         self._in.wait_event(self._begun)
-        # A target may lie in memory that kernels of the program's stream still use: CuPy's pool gives freed memory away
+        # A target may be in memory that kernels of the program's stream still use: CuPy's pool gives freed memory away
         # at once, since it expects further work on the same stream.
         self._out.wait_event(self._begun)
 
@@ -186,8 +186,8 @@ def device_address(array: AnyArray) -> int:
     """Local. The address at which an array begins in the memory of the current GPU.
 
     Raises:
-        TypeError: The array lies in host memory.
-        ValueError: The array lies on another GPU.
+        TypeError: The array is in host memory.
+        ValueError: The array is on another GPU.
     """
     if not isinstance(array, cupy.ndarray):
         raise TypeError(

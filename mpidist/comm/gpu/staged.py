@@ -98,7 +98,7 @@ class StagedBackend(Backend):
         communicator: The ranks.
         options: `bytes_per_pack` is the size of a piece.
         inside: The backend that combines in the rooms, over the same ranks.
-        open_copier: Makes the copier for arrays that lie in the same memory as the given one.
+        open_copier: Makes the copier for arrays that are in the same memory as the given one.
 
     Attributes:
         inside: As given.

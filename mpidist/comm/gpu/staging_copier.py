@@ -1,6 +1,6 @@
 """The copier: rooms of memory for the staged backend, and copies between these rooms and arrays.
 
-The staged backend works with three copiers, whose rooms lie in host memory, in pinned host memory of CUDA, or in GPU
+The staged backend works with three copiers, whose rooms are in host memory, in pinned host memory of CUDA, or in GPU
 memory. The last two are in `cuda`.
 """
 

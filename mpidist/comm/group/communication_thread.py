@@ -149,7 +149,7 @@ class CommunicationThread:
         while self._thread.is_alive():
             self._thread.join(0.1)
             if WATCH.dead:
-                # The thread may wait for the dead rank for ever, and nobody waits for the results any more.
+                # The thread may wait for the dead rank without end, and nobody waits for the results any more.
                 return
             if self._done_count != seen:
                 seen, since = self._done_count, time.monotonic()

@@ -79,7 +79,7 @@ class Communicator(Resource, Protocol):
 
         Raises:
             DeadRankError: A rank has died.
-            InterruptedCallError: A call was left in the middle, in which other ranks may wait for ever.
+            InterruptedCallError: A call was left in the middle, in which other ranks may wait without end.
         """
         WATCH.require_alive(self.processes, what)
         self.order.require_whole(what)

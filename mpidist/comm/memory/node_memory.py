@@ -1,7 +1,7 @@
 """Node memory: a file in /dev/shm that all ranks of a node have mapped.
 
 All pages of the file are allocated when it is made: if /dev/shm is full, that is an error there and not a SIGBUS later.
-Each rank allocates its share of them, so that they lie in memory near its cores (`man 7 numa`). The file has no name
+Each rank allocates its share of them, so that they are in memory near its cores (`man 7 numa`). The file has no name
 where the system allows that, so a killed job leaves nothing behind (`shared_file.py`).
 """
 
@@ -107,7 +107,7 @@ def _share(communicator: Communicator, byte_count: int, *, has_name: bool) -> tu
 
 
 def _log_domains(memory: mmap.mmap, share: tuple[int, int]) -> None:
-    """Log on which NUMA domains the pages lie that this rank has allocated: near its cores, if it is bound to some."""
+    """Log on which NUMA domains the pages are that this rank has allocated: near its cores, if it is bound to some."""
     array: AnyArray = np.frombuffer(memory, np.uint8)
     # The system counts pages that this process has touched. Until another rank's are, all are this rank's own.
     array[slice(*share, mmap.PAGESIZE)].max(initial=0)

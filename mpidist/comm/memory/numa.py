@@ -1,4 +1,4 @@
-"""NUMA domains: on which memory of a node the pages of a mapping lie (`man 7 numa`)."""
+"""NUMA domains: on which memory of a node the pages of a mapping are (`man 7 numa`)."""
 
 from __future__ import annotations
 

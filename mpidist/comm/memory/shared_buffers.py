@@ -1,4 +1,4 @@
-"""Shared buffers: arrays that lie in node memory, so that the ranks of a node combine them where they lie."""
+"""Shared buffers: arrays that are in node memory, so that the ranks of a node combine them in place."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class _Room:
 class _Staged:
     """A batch in host memory.
 
-    The leaves with the numbers in `places` lie in the room, one after another; `leaves` has their `ArraySpec`s.
+    The leaves with the numbers in `places` are in the room, one after another; `leaves` has their `ArraySpec`s.
     """
 
     leaves: list[Any]

@@ -133,7 +133,7 @@ def _groups(blocks: Iterable[Items], sizes: tuple[int, ...], drop_remainder: boo
         begin = 0
         while begin < len(block):
             if is_uniform and not count and begin + size <= len(block):
-                # Most groups lie within one block. Many of them at once cost one slice each.
+                # Most groups are within one block. Many of them at once cost one slice each.
                 end = begin + min((len(block) - begin) // size, _GROUPS_AT_ONCE) * size
                 yield [block[first : first + size] for first in range(begin, end, size)]
                 begin = end

@@ -1,4 +1,4 @@
-"""Datasets made of datasets, in sequence or by turns: an item says where an example lies, and nothing is read."""
+"""Datasets made of datasets, in sequence or by turns: an item says where an example is, and nothing is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Prefetching: a thread that reads ahead of the program, and never communicates.
 
 The thread must not call MPI. MPI may have been started without THREAD_MULTIPLE, and even with it a collective call of
-this thread could overtake one of the program on one rank and not on another: the ranks would then wait for ever.
+this thread could overtake one of the program on one rank and not on another: the ranks would then wait without end.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class _Stream:
         for layout in self.layouts:
             piece = buffer[offset : offset + layout.size]
             offset += layout.size
-            # An array in the middle of a message may lie at an address that does not fit its dtype.
+            # An array in the middle of a message may be at an address that does not fit its dtype.
             aligned = piece if not piece.ctypes.data % layout.dtype.alignment else piece.copy()
             arrays.append(aligned.view(layout.dtype).reshape(layout.shape))
         return tuple(arrays)
@@ -243,7 +243,7 @@ class Incoming:
             yield sample
 
     def drain(self) -> None:
-        """Local. Receive and drop what the ranks still send, to the end: else they would wait for ever."""
+        """Local. Receive and drop what the ranks still send, to the end: else they would wait without end."""
         self._thread = threading.get_ident()
         for stream in self._streams:
             while not stream.is_read:
@@ -278,7 +278,7 @@ class Incoming:
                 say(f"{self._tell(stream, what, seconds)}\n  {LIMIT_VARIABLE}=SECONDS ends a job that waits longer")
 
     def _tell(self, stream: _Stream, what: str, seconds: float) -> str:
-        """Tell for whom this rank waits, in a line and one about the other rank."""
+        """Tell which rank this one waits for, in a line and one about the other rank."""
         rank = MPI.Group.Translate_ranks(self.mpi.Get_group(), [stream.rank], MPI.COMM_WORLD.Get_group())[0]
         seen = [one for one in ranks_here(MPI.COMM_WORLD.size) if one.rank == rank]
         about = "runs on another host, or has ended without an empty message"

@@ -1,4 +1,4 @@
-"""The plan of an optimizer whose variables lie on servers, as the chief has it."""
+"""The plan of an optimizer whose variables are on servers, as the chief has it."""
 
 from __future__ import annotations
 

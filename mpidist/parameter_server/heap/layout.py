@@ -147,7 +147,7 @@ class Heaps:
             dtype: The dtype of the variable.
             buffers: How many versions of it, 1 or 2.
             server: The rank of the server; by default it is chosen.
-            is_table: Whether its rows are changed where they lie; it has one buffer then, and at least one dimension.
+            is_table: Whether its rows are changed in place; it has one buffer then, and at least one dimension.
             beside: The numbers of shards of the same variable that servers have already. Those with fewest go first.
         """
         servers = list(self._spaces)

@@ -1,4 +1,4 @@
-"""What a server is told of the variables that it is to make."""
+"""Descriptions of new variables, by which servers make them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class HeapMemory:
     def __init__(self, memory: AnyArray) -> None:
         self._memory = memory
         first = memory.ctypes.data
-        # Of the pages in which the heap lies.
+        # Of the pages in which the heap is.
         self._begin = first % _PAGE
         self._touched = np.zeros(-(-(self._begin + memory.size) // _PAGE), bool)
         self._is_shared = _is_shared(first)
@@ -82,7 +82,7 @@ def _full(what: str, missing: int) -> HeapFullError:
 
 
 def _is_shared(address: int) -> bool:
-    """Whether this address lies in a file of the folder for shared memory."""
+    """Whether this address is in a file of the folder for shared memory."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -68,7 +68,7 @@ class Pushed:
         self._gathered: AnyArray | None = None if slot_bytes < _GATHERED_BYTES else np.empty(_GATHERED_BYTES, np.uint8)
 
     def add(self, kind: str, variable: int, array: AnyArray, *, step: int = -1, factor: float = 1.0) -> int:
-        """Local. Write a change; the array may be changed afterwards. Returns where in the heap it lies.
+        """Local. Write a change; the array may be changed afterwards. Returns where in the heap it is.
 
         Args:
             kind: As of `Change`.

@@ -90,7 +90,7 @@ class TableUpdates(Updates):
 
 
 def heap_variable(memory: AnyArray, place: ServedPlace, name: str) -> HeapVariable:
-    """Local. The variable that lies at a place in the heap of this process."""
+    """Local. The variable that is at a place in the heap of this process."""
     return (HeapTable if place.block_rows else HeapVariable)(memory, place, name)
 
 

@@ -1,1 +1,1 @@
-"""What coordinator, servers and workers tell each other."""
+"""Messages between coordinator, servers and workers, and how they are sent."""

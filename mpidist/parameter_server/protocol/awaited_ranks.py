@@ -24,7 +24,7 @@ class _Wait(NamedTuple):
     """A wait.
 
     Attributes:
-        ranks: For whom. May become fewer meanwhile.
+        ranks: The ranks that it waits for. May become fewer meanwhile.
         what: What they are to do: "apply a write".
         since: When it began.
     """
@@ -73,7 +73,7 @@ class Awaited:
         """Local. Surround a wait for some ranks.
 
         Args:
-            ranks: For whom; a set may become smaller meanwhile.
+            ranks: The ranks that it waits for; a set may become smaller meanwhile.
             what: What they are to do.
         """
         return _During(self, _Wait(ranks, what, time.monotonic()))

@@ -3,8 +3,8 @@
 A closure is handed out as attempt 1, 2, ... until one attempt is decided. These carry it:
 
     Do         coordinator to worker    run this closure
-    Push       worker to server         a part of my update lies in my slot
-    Prepared   server to coordinator    the whole update lies there
+    Push       worker to server         a part of my update is in my slot
+    Prepared   server to coordinator    the whole update is there
     Finished   worker to coordinator    the function has returned
     Commit     coordinator to server    apply the update: all servers get commits in one order
     Round      coordinator to server    apply the updates of several attempts as one; a commit, too
@@ -72,12 +72,12 @@ class Do(NamedTuple):
 
 
 class Push(NamedTuple):
-    """Worker to server: a part of an attempt's update lies in the worker's slot, which also says what it is.
+    """Worker to server: a part of an attempt's update is in the worker's slot, which also says what it is.
 
     Attributes:
         closure: The closure.
         attempt: The attempt.
-        slot: Where it lies.
+        slot: Where it is.
         ordinal: The number of this part on this server, counted from 0.
         last: Whether the attempt pushes nothing more to this server.
     """

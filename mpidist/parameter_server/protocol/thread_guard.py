@@ -42,7 +42,7 @@ class OwnersLock:
             blocking: Whether to wait for it.
 
         Raises:
-            RuntimeError: This process was forked from a rank. A thread may have held the lock at that moment, for ever,
+            RuntimeError: This process was forked from a rank. A thread may have held the lock at that moment, for good,
                 and the other ranks would take this process for its parent.
         """
         if not self.is_ours():

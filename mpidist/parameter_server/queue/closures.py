@@ -166,7 +166,7 @@ class Closures(Book):
         return [*actions, *self._dispatch(now)]
 
     def look(self, now: float) -> list[Action]:
-        """Local. What is to be done because time has passed; to be called again and again.
+        """Local. Find what is to be done because time has passed; to be called again and again.
 
         Args:
             now: The time.

@@ -183,7 +183,7 @@ class Commits:
         A closure that is decided later is applied later. The write can be read when `unwritten` says so.
 
         Args:
-            slot: From `free_slot`; the data lies there already.
+            slot: From `free_slot`; the data is there already.
             servers: Who holds a part of the write.
 
         Raises:

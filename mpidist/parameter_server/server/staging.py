@@ -32,7 +32,7 @@ class Apply(NamedTuple):
 
     Attributes:
         commit: Whose update, and with which steps.
-        slot: The worker's slot in which it lies.
+        slot: The worker's slot in which it is.
         pushes: The number of its parts, in the order of their ordinals.
     """
 
@@ -46,7 +46,7 @@ class ApplyRound(NamedTuple):
 
     Attributes:
         round: Whose updates, and with which steps.
-        slots: For each part the slot of its worker in which it lies.
+        slots: For each part the slot of its worker in which it is.
         pushes: For each part the number of its own parts.
     """
 
@@ -56,7 +56,7 @@ class ApplyRound(NamedTuple):
 
 
 class Free(NamedTuple):
-    """A slot is to be marked as free; what lies in it is not applied."""
+    """A slot is to be marked as free; what is in it is not applied."""
 
     worker: int
     slot: int

@@ -16,7 +16,8 @@ from mpidist.parameter_server.heap.versioned_read import Value, read_whole
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.variables.kinds.served import ServedPlace
 
-# A larger variable takes longer than the round trips; all of them are fetched in vain where the function reads others.
+# A larger variable takes longer than the round trips. All of these are fetched for nothing where the function reads
+# others.
 _SMALL_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20
 

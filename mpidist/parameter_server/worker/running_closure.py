@@ -11,11 +11,11 @@ from mpidist.parameter_server.protocol.messages import Do
 
 
 class Added(NamedTuple):
-    """What a closure has added to a variable.
+    """An addition of a closure to a variable.
 
     Attributes:
         kind: "add" or "sub", as of `Change`.
-        place: Where on the server lies what was added.
+        place: Where on the server what was added is.
     """
 
     kind: str

@@ -72,7 +72,7 @@ class Welcome(NamedTuple):
 
 
 def checked_directory(given: object) -> Path | None:
-    """Local. The directory in which the file of the job is to lie.
+    """Local. The directory in which the file of the job is to be.
 
     Raises:
         TypeError: It is no path.

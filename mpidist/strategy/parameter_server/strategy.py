@@ -66,7 +66,7 @@ class ParameterServerStrategy(Strategy):
             process without a launcher is all of them.
         variable_partitioner: Says into how many shards each variable is cut along its first axis, such as one of
             `mpidist.experimental.partitioners`. A variable of several shards is a `ShardedVariable`. Default: each
-            variable lies on one server. The chief's counts.
+            variable is on one server. The chief's counts.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         serve: False lets workers and servers come back from the constructor; they then call `serve`.
         options: Memory of the servers; the chief's count.
@@ -127,7 +127,7 @@ class ParameterServerStrategy(Strategy):
         ranks = open_communicator(communicator)
         self.roles = roles = agree_on_roles(ranks, cluster_resolver)
         warn_of_deaths(ranks)
-        # A `Server` knows nothing of them, and where slots lie must be the same on all ranks.
+        # A `Server` knows nothing of them, and the places of slots must be the same on all ranks.
         given = options or ServerOptions(), pace, directory
         self.options, self.pace, directory = roles.group.broadcast_object(given, roles.chief)
         if roles.workers:

@@ -121,7 +121,7 @@ def _added_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _flat(array: AnyArray) -> AnyArray:
-    """What is added up of a leaf, flat."""
+    """The part of a leaf that is added up, flat."""
     if is_checked(array.dtype, ReduceOp.SUM):
         array = halves(np.ascontiguousarray(array, f"{array.dtype.kind}8"))
     return array.reshape(-1).astype(_added_in(array.dtype), copy=False)

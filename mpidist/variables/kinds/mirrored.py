@@ -128,7 +128,7 @@ class MirroredVariable(BaseVariable):
         return "/device:CPU:0" if index is None else f"/device:GPU:{index}"
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
-        """Local. See `BaseVariable.coerce`; the array lies in the same memory as the variable, host or GPU."""
+        """Local. See `BaseVariable.coerce`; the array is in the same memory as the variable, host or GPU."""
         return arrays.move(super().coerce(value), self.arena.namespace)
 
     @noted("restoring a variable")

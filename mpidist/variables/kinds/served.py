@@ -35,7 +35,7 @@ class ServedPlace(NamedTuple):
         buffers: Where its two buffers begin. Version v is in buffer v % 2.
         shape: The shape of the value.
         dtype: Its name.
-        block_rows: The block rows of a table, whose rows are changed where they lie and which has one buffer: so many
+        block_rows: The block rows of a table, whose rows are changed in place and which has one buffer: so many
             rows have a version of their own. 0 for another variable.
         versions: Where these versions stand in the heap, a number of eight bytes each. An odd one is that of rows
             which are being changed.
@@ -147,7 +147,7 @@ class ServedVariable(BaseVariable):
 
     Args:
         home: The home of the strategy.
-        place: Where it lies.
+        place: Where it is.
         name: For people.
         trainable: Whether `trainable_variables` lists it.
         aggregation: Kept; a closure runs on one worker, whose value counts.

@@ -1,4 +1,4 @@
-"""Sharded variables: arrays whose rows lie on several parameter servers, a shard on each."""
+"""Sharded variables: arrays whose rows are on several parameter servers, a shard on each."""
 
 from __future__ import annotations
 

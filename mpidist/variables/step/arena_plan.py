@@ -243,7 +243,7 @@ class ArenaPlan:
         return tuple(sorted(gradients))
 
     def _apart(self, gradients: Mapping[int, Gradient]) -> Mapping[int, Gradient]:
-        """The gradients, copied where they lie in the view of another variable's, which may be written before."""
+        """The gradients, copied where they are in the view of another variable's, which may be written before."""
         plan, views = self._plan, self._plan.gradients
         copies: dict[int, Gradient] = {}
         for number, given in gradients.items():

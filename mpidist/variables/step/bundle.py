@@ -94,7 +94,7 @@ class Bundle:
 
     def _reserve(self, slots: Mapping[str, complex]) -> None:
         count = self.arena.communicator.node.size if self.is_shared else 1
-        # All ranks' gradients lie in one piece of memory; a rank's own segment starts a cache line.
+        # All ranks' gradients are in one piece of memory; a rank's own segment starts a cache line.
         stride = padded(self.size, self.dtype)
         memory = self.arena.reserve(stride * count, self.dtype, shared=self.is_shared).writable
         self._segments = [memory[rank * stride : rank * stride + self.size] for rank in range(count)]
@@ -103,7 +103,7 @@ class Bundle:
             self.directions = self.arena.reserve(self.size, self._state_dtype, shared=self.is_shared).writable
 
     def _lay_out(self, variables: Sequence[tuple[int, MirroredVariable]]) -> int:
-        """Join variables that lie next to one another into runs; returns the length of all runs."""
+        """Join variables that are next to one another into runs; returns the length of all runs."""
         position = 0
         previous: SlabRange | None = None
         for number, variable in variables:

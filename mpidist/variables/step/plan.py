@@ -151,7 +151,7 @@ class Plan:
         return variable_pass
 
     def holds(self, gradient: Gradient) -> bool:
-        """Local. Whether a gradient lies in this rank's memory of gradients."""
+        """Local. Whether a gradient is in this rank's memory of gradients."""
         array = arrays.as_array(gradient.values if isinstance(gradient, IndexedSlices) else gradient)
         if arrays.namespace(array) is not self.arena.namespace:
             return False

@@ -248,7 +248,7 @@ def adder(dtype: np.dtype[Any], count: int, byte_count: int, *, in_tree: bool) -
     if is_half(dtype):
         return Add(partial(_add_halves_in_pairs, pairs) if in_tree else _add_halves, pairs)
     by_numpy = partial(_add_in_pairs, pairs) if in_tree else _add_in_order
-    # Small steps enter no function in vain.
+    # Small steps enter no function that does nothing.
     if not CompiledSum.pays(count, byte_count):
         return Add(by_numpy, pairs)
     return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), pairs)

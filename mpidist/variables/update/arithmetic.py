@@ -73,7 +73,7 @@ class UpdateArithmetic:
     Args:
         kernel: The kernel of the updates.
         options: The options of the optimizer.
-        on_gpu: Whether the blocks lie on a GPU, where one kernel does all the work.
+        on_gpu: Whether the blocks are on a GPU, where one kernel does all the work.
         compiles: Whether updates in host memory are compiled; see `compiled.is_wanted`.
         has_halves: Whether some parameters are of half precision.
         overflow: Watches compiled updates.

@@ -158,7 +158,7 @@ class CompiledUpdate:
         """Local. Add up gradients and update, over all of a rank's work.
 
         Args:
-            runs: Where it lies.
+            runs: Where it is.
             pairs: The order in which gradients are added up, see `Loop.pairs`.
 
         Returns:

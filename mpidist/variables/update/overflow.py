@@ -1,4 +1,4 @@
-"""Overflows in updates: a square that is infinite though its gradient is not holds its variable still for ever.
+"""Overflows in updates: a square that is infinite though its gradient is not stops its variable for good.
 
 Nobody looks for infinities in each step, which would be a pass over memory. The processor notes in a flag that some
 number was too large, for NumPy's functions and for compiled loops alike. Only then is the state looked at.
@@ -45,7 +45,7 @@ class Overflow:
         self.see()
 
     def see(self) -> None:
-        """Local. What has been noted so far is known."""
+        """Local. Take what has been noted so far as known."""
         self.seen = self.counts.tobytes()
         # Counts are never set back: a rank that comes late must see them, too. In one step one more is noted, however
         # often it happens.

@@ -151,7 +151,7 @@ class RmaWindow(Window):
             self._heed(error)
 
     def flush(self, rank: int) -> None:
-        """Local. See `Window.flush`. Between nodes MPI waits for the target, and may wait for ever if it dies now."""
+        """Local. See `Window.flush`. Between nodes MPI waits for the target, and may hang if it dies now."""
         require_rank(self, rank)
         self._losses.require_alive(rank)
         try:

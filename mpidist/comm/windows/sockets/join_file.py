@@ -58,7 +58,7 @@ class WrittenFile:
 
     Raises:
         OSError: It cannot be written; the directory is another user's, or others may write there; or the job of a file
-            that lies there goes on.
+            that is there goes on.
     """
 
     def __init__(self, directory: Path, content: JoinFile, here: Address) -> None:
@@ -85,7 +85,7 @@ class WrittenFile:
             raise
 
     def remove(self) -> None:
-        """Local. Remove the file, unless another job's lies there now."""
+        """Local. Remove the file, unless another job's is there now."""
         with contextlib.suppress(OSError):
             if self.path.stat().st_ino == self._inode:
                 self.path.unlink()

@@ -1,6 +1,6 @@
 """Lifelines: connections between ranks on different hosts that carry nothing, and end when a rank dies.
 
-One-sided calls of MPI do not say that a rank on another host has died, and may wait for it for ever.
+One-sided calls of MPI do not say that a rank on another host has died, and may wait for it without end.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class Desk:
 
 
     def _why_out_of_reach(self, newcomer: Newcomer) -> str:
-        """The reason why others would wait for this process in vain; empty if they need not."""
+        """The reason why others would wait for this process without end; empty if they need not."""
         if self._here is None:
             return ""
         try:

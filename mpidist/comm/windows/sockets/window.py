@@ -293,7 +293,7 @@ class SocketWindow(Window):
             # Whoever is at an end of it knows by its end that the other one is dead.
             connection.was_used = connection.is_held = True
         if opened.rank in self._losses.forgotten and not is_held:
-            # It would wait for answers for ever.
+            # It would wait for answers without end.
             self._send(connection, Kind.LEAVE)
         self._watch(connection)
 
