@@ -26,14 +26,16 @@ options = mpidist.ServerOptions(heap_bytes=1 << 22)
 """
 # What waits for the server, each in its own way.
 WAITS = """
-def variable():
+def variable(value):
+    # A large one is made at once, and small ones when one of them is used.
     with strategy.scope():
-        mpidist.Variable(0)
+        return mpidist.Variable(value)
 
 waits = {
     "update": lambda: coordinator.schedule(lambda: count.assign_add(1)).fetch(),
     "write": lambda: (count.assign(5), int(count)),
-    "variable": variable,
+    "variable": lambda: int(variable(0)),
+    "large variable": lambda: variable(np.zeros(20_000)),
     "checkpoint": lambda: mpidist.Checkpoint(count=count).save(folder + "/saved/ckpt"),
     "read": lambda: coordinator.schedule(lambda: int(count)).fetch(),
 }
@@ -66,7 +68,7 @@ IS_STOPPED = r"rank 2 of 3 \(process {0} on \S+\) is stopped: `kill -CONT {0}` l
 
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 def test_who_waits_for_a_stopped_server_names_it(tmp_path: Path, way: str) -> None:
-    program, names = tmp_path / "program.py", ["update", "write", "variable", "checkpoint"]
+    program, names = tmp_path / "program.py", ["update", "write", "variable", "large variable", "checkpoint"]
     program.write_text(STOPPED)
     # On one host a read takes nothing of a server but where it goes by sockets.
     names += ["read"] if way == "SOCKETS" else []
