@@ -30,6 +30,7 @@ from mpidist.parameter_server.protocol.messages import Do
 from mpidist.parameter_server.worker.prefetch import Ahead
 from mpidist.variables.kinds.served import ServedPlace
 from tests.model.parties import BrokenError
+from tests.model.ways import go_all_ways
 
 _SIZE = 4
 _SURPRISING = 3
@@ -190,27 +191,8 @@ class _Walk:
 
 
 def explore_ahead(job: AheadJob) -> tuple[str, int]:
-    """Go all ways through a job.
-
-    Returns:
-        The rule that does not hold, or an empty text, and the number of ways.
-    """
-    choices: list[int] = []
-    ways = 0
-    while True:
-        walk = _Walk(job, choices)
-        ways += 1
-        try:
-            walk.go()
-        except BrokenError as broken:
-            return str(broken), ways
-        # The next way: the last choice that has another one.
-        choices = [*choices, *[0] * (len(walk.counts) - len(choices))]
-        while choices and choices[-1] + 1 == walk.counts[len(choices) - 1]:
-            choices.pop()
-        if not choices:
-            return "", ways
-        choices[-1] += 1
+    """Go all ways through a job; returns as `go_all_ways`."""
+    return go_all_ways(lambda choices: _Walk(job, choices))
 
 
 class MissesChanges(Ahead):

@@ -27,6 +27,7 @@ from mpidist.parameter_server.queue.deadlines import LOADING, Deadlines
 from mpidist.parameter_server.queue.work import ClosureEnd, End, Name, Rules, Work
 from mpidist.parameter_server.queue.worker_table import WorkerRecord
 from tests.model.parties import BrokenError, rate
+from tests.model.ways import go_all_ways
 
 CHIEF, SERVERS, WORKERS = 0, (1, 2), (3, 4)
 LIMIT, TICK = 1.0, 0.1
@@ -225,22 +226,8 @@ class _Walk:
 
 
 def explore_stalls(job: StallJob) -> tuple[str, int]:
-    """Go all ways through a job; returns as `explore_ahead`."""
-    choices: list[int] = []
-    ways = 0
-    while True:
-        walk = _Walk(job, choices)
-        ways += 1
-        try:
-            walk.go()
-        except BrokenError as broken:
-            return str(broken), ways
-        choices = [*choices, *[0] * (len(walk.counts) - len(choices))]
-        while choices and choices[-1] + 1 == walk.counts[len(choices) - 1]:
-            choices.pop()
-        if not choices:
-            return "", ways
-        choices[-1] += 1
+    """Go all ways through a job; returns as `go_all_ways`."""
+    return go_all_ways(lambda choices: _Walk(job, choices))
 
 
 class CountsStops(Deadlines):

@@ -100,6 +100,7 @@ class VariableMaker:
                     self._called.popleft()
 
     def _tell(self) -> None:
+        # No interrupt comes between sending a message and noting that it is waited for.
         with self._station.whole:
             for server, waiting in self._waiting.items():
                 self._called.append((server, self._station.post(server, "create", waiting)))
