@@ -20,6 +20,8 @@ import mpidist
 from mpidist.comm.group.opening import open_communicator
 from mpidist.strategy.base import Strategy
 from mpidist.testing.plugin import fake_nodes
+from mpidist.variables.arena import Arena
+from mpidist.variables.replicas import Replicas
 
 
 def microseconds(function: Callable[[], object], calls: int, rounds: int = 21) -> float:
@@ -37,7 +39,8 @@ def microseconds(function: Callable[[], object], calls: int, rounds: int = 21) -
 def between_nodes(calls: int, rounds: int = 201) -> dict[str, dict[str, float]]:
     """Microseconds of a scalar reduce between two pretended nodes, with and without comparing calls, by turns."""
     communicator = fake_nodes(open_communicator(purpose="benchmark"), (WORLD.size + 1) // 2)
-    strategy, order = Strategy(communicator), communicator.order
+    replicas = Replicas(communicator)
+    strategy, order = Strategy(replicas, Arena(replicas)), communicator.order
     one = np.float32(1.0)
     strategy.reduce("SUM", one, axis=None)
 

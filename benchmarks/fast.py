@@ -37,7 +37,7 @@ TABLE, NAMED = (ELEMENTS // 32, 64), ELEMENTS // 256
 def sum_case(*, allocated: bool) -> Case:
     """A sum of all ranks' arrays."""
     strategy = mpidist.MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(implementation="NODE"))
-    collective = strategy.arena.collective
+    collective = strategy.replicas.collective
     array = collective.allocate(ARRAY, "float32") if allocated else np.empty(ARRAY, np.float32)
     array[...] = 0
     return partial(collective.all_reduce, array, ReduceOp.SUM, in_place=True)

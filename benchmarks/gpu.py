@@ -27,6 +27,7 @@ import click
 import numpy as np
 from measure import WORLD, interleaved, record, say
 
+import mpidist
 from mpidist.cluster.devices.gpu_binding import agree, bind, why_no_gpu
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import selection
@@ -37,7 +38,6 @@ from mpidist.errors import UnavailableError
 from mpidist.optimizers.families.adam import Adam, AdamKernel
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
-from mpidist.variables.making.creation import create_variable
 from mpidist.variables.update.fused import fused
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 27)
@@ -83,10 +83,11 @@ class MpidistStep:
     """A step with a strategy and its optimizer."""
 
     def __init__(self, strategy: MultiWorkerMirroredStrategy, width: int, x: Any, y: Any) -> None:
-        self.xp = strategy.arena.namespace
+        self.xp = strategy.namespace
         self.replicas = strategy.num_replicas_in_sync
         self.x, self.y = x, y
-        self.variables = [create_variable(strategy.arena, weights) for weights in first_weights(width)]
+        with strategy.scope():
+            self.variables = [mpidist.Variable(weights) for weights in first_weights(width)]
         self.optimizer = Adam(RATE, BETA_1, BETA_2, EPSILON)
         self.gradients = self.optimizer.gradients(self.variables)
 

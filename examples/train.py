@@ -38,6 +38,7 @@ DEVICE = "MPIDIST_DEVICE"
 STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "multi-worker": mpidist.MultiWorkerMirroredStrategy,
     "mirrored": mpidist.MirroredStrategy,
+    "central-storage": mpidist.CentralStorageStrategy,
     "one-device": lambda: mpidist.OneDeviceStrategy(f"{os.environ[DEVICE]}:0"),
     "default": mpidist.get_strategy,
 }

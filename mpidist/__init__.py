@@ -10,7 +10,7 @@
 Importing this package starts no MPI. Without a launcher a program has one replica, and MPI never starts.
 
 - Strategies: `MultiWorkerMirroredStrategy` (all ranks), `MirroredStrategy` (one node), `OneDeviceStrategy`,
-  `ParameterServerStrategy`; `get_strategy()` is the current one.
+  `CentralStorageStrategy`, `ParameterServerStrategy`; `get_strategy()` is the current one.
 - In a strategy: `scope()`, `run()`, `reduce()`, `gather()`, `experimental_distribute_dataset()`.
 - What spans ranks: `Variable`, `Module`, `optimizers`, `metrics`, `data.Dataset`.
 - What outlives a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     )
     from mpidist.parameter_server.options import ServerOptions
     from mpidist.strategy.base import Strategy
+    from mpidist.strategy.central_storage import CentralStorageStrategy
     from mpidist.strategy.default import (
         Variable,
         experimental_set_strategy,
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
 # Public name -> the module that has it. Loaded at first use: a program that only reads a checkpoint loads no strategy.
 _HOMES = {
     "AutoShardPolicy": "mpidist.options",
+    "CentralStorageStrategy": "mpidist.strategy.central_storage",
     "Checkpoint": "mpidist.checkpoint.checkpoint",
     "CheckpointManager": "mpidist.checkpoint.manager",
     "ClusterSpec": "mpidist.cluster.spec",
@@ -147,6 +149,7 @@ _MODULES = (
 
 __all__ = [
     "AutoShardPolicy",
+    "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
     "ClusterSpec",

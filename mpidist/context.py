@@ -44,6 +44,12 @@ def innermost() -> Entry | None:
     return entries[-1] if entries else None
 
 
+def in_replica() -> bool:
+    """Local. Whether this thread runs inside `run` of some strategy."""
+    entries = stack.entries
+    return bool(entries) and entries[-1].replica_context is not None
+
+
 def require_collectives() -> None:
     """Local. Raise RuntimeError where the replicas of the innermost level cannot all reach a collective."""
     entries = stack.entries

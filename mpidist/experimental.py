@@ -13,6 +13,7 @@ from mpidist.comm.compression.top_k import TopK
 from mpidist.missing import no_attribute
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
+from mpidist.strategy.central_storage import CentralStorageStrategy
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.strategy.values import ValueContext
 from mpidist.variables.kinds.sync_on_read import variable_sync_on_read_context
@@ -43,6 +44,7 @@ def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = Non
 
 
 __all__ = [
+    "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",

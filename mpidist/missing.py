@@ -17,7 +17,6 @@ INSTEAD = {
         "`mpidist.optimizers.Adam`, or a `mpidist.optimizers.Kernel` of your own: Adafactor keeps sums of rows and "
         "columns, and state here is of elements, which ranks share out"
     ),
-    "CentralStorageStrategy": "any strategy: variables are stored once per node",
     "CollectiveAllReduceStrategy": _SYNCHRONOUS,
     "FixedLengthRecordDataset": _FILES,
     "GCEClusterResolver": _LAUNCHED,

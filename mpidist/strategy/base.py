@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
+
+import numpy as np
 
 from mpidist import context
 from mpidist.attributes import FixedAttributes
+from mpidist.cluster.devices.names import Device
 from mpidist.cluster.resolvers.resolver import ClusterResolver
-from mpidist.comm.collective import Collective
-from mpidist.comm.cross_device.chosen_collective import another_collective
-from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
-from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.group.communicator import Communicator, require_communicator
 from mpidist.comm.group.resource import Resource, end_all
 from mpidist.context import Entry
 from mpidist.missing import Missing
-from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
+from mpidist.options import InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy import datasets, opened
 from mpidist.strategy.extended import StrategyExtended
-from mpidist.strategy.replica import ReplicaContext, mixing, require_call
+from mpidist.strategy.replica import ReplicaContext, mixing, require_call, require_parts
 from mpidist.strategy.reproducible.logical_replicas import LogicalReplicas
 from mpidist.strategy.reproducible.numerics import NumericsRecord
 from mpidist.strategy.scope import Scope
 from mpidist.strategy.threads import share_cores
 from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest
-from mpidist.variables.arena import Arena
-from mpidist.variables.drift import DriftCheck
+from mpidist.variables.replicas import Replicas
 from mpidist.variables.variable import Home
 
 if TYPE_CHECKING:
@@ -51,58 +47,77 @@ class Strategy(Resource, FixedAttributes):
     variables can still be read. A program that makes one strategy needs neither.
 
     Collective. Args:
-        communicator: The replicas, one per rank.
-        options: How they communicate.
-        shared: Whether variables live once per node in shared memory: True, False, or None for "where possible".
+        replicas: The strategy's ranks, and the ways they communicate. The strategy closes them, and its home.
+        home: Where the variables live that are made in its scope.
         cluster_resolver: Describes the cluster.
-        cross_device_ops: How arrays are combined over replicas: a `CrossDeviceOps` object, or any object with the
-            methods of `Collective` over these ranks. It also reduces the gradients, so that variables are private.
-        on_gpu: Variables are CuPy's, on the GPU that is current; see `cluster.gpu.bind`.
+        device: The device that the program has named for this rank.
+        namespace: The module of the arrays with which a replica computes: batches are `numpy`'s, or `cupy`'s.
 
     Raises:
-        TypeError: `cross_device_ops` is something else, on every rank.
-        ValueError: It contradicts the options or shared=True, or belongs to other ranks.
+        TypeError: An argument has another type.
     """
+
+    # A strategy with an `extended`, or with replica contexts, of its own names their classes.
+    _extended_class: ClassVar[type[StrategyExtended]] = StrategyExtended
+    _context_class: ClassVar[type[ReplicaContext]] = ReplicaContext
 
     _assignable = frozenset({"is_closed"})
     # Those of all strategies.
     _fixed = frozenset({
-        "arena", "chief", "communicator", "device", "invitation", "options", "pace", "places", "roles", "task_id",
-        "task_type",
+        "chief", "communicator", "device", "invitation", "namespace", "options", "pace", "parameter_device", "places",
+        "replicas", "roles", "task_id", "task_type",
     })
 
     def __init__(
         self,
-        communicator: Communicator,
+        replicas: Replicas,
+        home: Home,
         *,
-        options: CommunicationOptions | None = None,
-        shared: bool | None = None,
         cluster_resolver: ClusterResolver | None = None,
-        cross_device_ops: CrossDeviceOps | Collective | None = None,
-        on_gpu: bool = False,
+        device: Device | None = None,
+        namespace: Any = np,
     ) -> None:
-        require_communicator(communicator)
-        self.communicator = communicator
-        self.arena = Arena(communicator, options, shared=shared, cross_device_ops=cross_device_ops, on_gpu=on_gpu)
-        # It reads a file, and the arena has found out whether all ranks can.
-        share_cores(communicator)
-        self._collectives: dict[CommunicationOptions, CollectiveFront] = {}
-        self.arena.strategy = self
+        require_parts(replicas, home, cluster_resolver, device, namespace)
+        self.replicas, self.device, self.namespace = replicas, device, namespace
+        self.communicator = replicas.communicator
+        # It reads a file, and the home has found out whether all ranks can.
+        share_cores(replicas.everyone)
         self._cluster_resolver = cluster_resolver
-        self._extended = StrategyExtended(self)
+        self._is_checked = replicas.options.check
         self._logical = LogicalReplicas(self)
-        self._drift = DriftCheck(self.arena) if self.arena.options.check else None
-        self._replica_context = ReplicaContext(self, communicator.rank)
-        self._cross_entry = Entry(self, None, self.arena)
-        self._replica_entry = Entry(self, self._replica_context, self.arena)
+        self._replica_context = self._context_class(self, self.communicator.rank)
+        self._own_home = home
+        self._set_entries(home)
+        self._extended = self._extended_class(self)
+        home.set_strategy(self)
         opened.note(self)
         self._settle(Strategy)
 
     def _is_whole(self) -> bool:
-        return self.communicator.is_whole()
+        return self.replicas.is_whole()
 
     def _end(self, *, is_collective: bool) -> None:
-        end_all([self._extended, *self._collectives.values(), self.arena], is_collective=is_collective)
+        end_all([self._extended, self.replicas, self._own_home], is_collective=is_collective)
+
+    def _set_entries(self, home: Home) -> None:
+        self._cross_entry = Entry(self, None, home)
+        self._replica_entry = Entry(self, self._replica_context, home)
+
+    @contextmanager
+    def at_home(self, home: Home) -> Iterator[None]:
+        """Local. Enter cross-replica context; meanwhile the strategy's variables are made in another home.
+
+        Args:
+            home: The home, on this rank.
+        """
+        before = self.home
+        self._set_entries(home)
+        context.push(self._cross_entry)
+        try:
+            yield
+        finally:
+            context.pop()
+            self._set_entries(before)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -175,8 +190,8 @@ class Strategy(Resource, FixedAttributes):
             result = fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
             context.pop()
-        if self._drift is not None:
-            self._drift.after_step()
+        if self._is_checked:
+            self.home.after_run()
         return result
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
@@ -205,10 +220,10 @@ class Strategy(Resource, FixedAttributes):
             op = parse_enum(ReduceOp, reduce_op, "reduce_op")
         if context.stack.entries:
             self._require_cross_replica()
-        arena = self.arena
+        replicas = self.replicas
         if not isinstance(value, (list, tuple, dict)):
-            return reduce_leaf(arena.collective, op, value, axis)
-        return reduce_nest(arena.collective, op, value, axis, arena.options.bytes_per_pack)
+            return reduce_leaf(replicas.collective, op, value, axis)
+        return reduce_nest(replicas.collective, op, value, axis, replicas.options.bytes_per_pack)
 
     def gradients(
         self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int = 8, *, blas_threads: int = 1
@@ -284,7 +299,7 @@ class Strategy(Resource, FixedAttributes):
                 "gather requires cross-replica context, use get_replica_context().all_gather() instead"
             )
         self._require_cross_replica()
-        return gather_nest(self.arena.collective, value, axis, "gather")
+        return gather_nest(self.replicas.collective, value, axis, "gather")
 
     def gather_object(self, value: T) -> list[T]:
         """Collective. The picklable values of all ranks, in their order; `get_replica_context().all_gather_object` too.
@@ -294,27 +309,8 @@ class Strategy(Resource, FixedAttributes):
             RuntimeError: Inside `run`.
         """
         self._require_cross_replica()
-        with self.arena.calls.during("gather_object"):
+        with self.replicas.calls.during("gather_object"):
             return gather_object(self.communicator, value)
-
-    def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
-        """Collective at the first call with equal options, then Local. The collective for calls with these options.
-
-        Args:
-            options: The options of the call, the same on every rank: they win over the strategy's where they say
-                something. The strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
-        """
-        if options is None:
-            return self.arena.collective
-        exact = replace(self.arena.options, wire_dtype=None)
-        merged = exact.merge(options)
-        if merged == exact:
-            return self.arena.collective
-        if merged not in self._collectives:
-            self.arena.require_open()
-            self.communicator.require_whole("opening a collective for these options")
-            self._collectives[merged] = another_collective(self.arena.collective, merged)
-        return self._collectives[merged]
 
     def experimental_local_results(self, value: T) -> tuple[T, ...]:
         """Local. The components on this rank: `(value,)`, since one rank is one replica."""
@@ -339,7 +335,7 @@ class Strategy(Resource, FixedAttributes):
             An iterable of this rank's pieces: each global batch is split so that sizes differ by at most one. On GPUs
             they are CuPy arrays.
         """
-        return datasets.distribute(dataset, self.communicator, options, self.arena.namespace)
+        return datasets.distribute(dataset, self.replicas, options, self.namespace)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -353,7 +349,7 @@ class Strategy(Resource, FixedAttributes):
         Returns:
             An iterable that ends on all ranks together: a rank without data gets empty batches.
         """
-        return datasets.distribute_from_function(dataset_fn, self.communicator, options, self.arena.namespace)
+        return datasets.distribute_from_function(dataset_fn, self.replicas, options, self.namespace)
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
@@ -367,7 +363,7 @@ class Strategy(Resource, FixedAttributes):
 
     def _require_cross_replica(self) -> None:
         if self.is_closed:
-            self.arena.require_open()
+            self.replicas.require_open()
         entries = context.stack.entries
         if not entries:
             return

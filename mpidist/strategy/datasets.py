@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from mpidist.comm.group.communicator import Communicator
 from mpidist.options import InputOptions
+from mpidist.variables.replicas import Replicas
 
 if TYPE_CHECKING:
     from mpidist.data.dataset import Dataset
@@ -16,19 +16,23 @@ if TYPE_CHECKING:
 
 
 def distribute(
-    dataset: Dataset, communicator: Communicator, options: InputOptions | None, namespace: Any
+    dataset: Dataset, replicas: Replicas, options: InputOptions | None, namespace: Any
 ) -> DistributedDataset:
     """Collective. See `DistributedDataset`."""
-    made = _module().DistributedDataset(dataset, communicator, options=options, namespace=namespace)
+    made = _module().DistributedDataset(
+        dataset, replicas.pipelines, options=options, namespace=namespace, everyone=replicas.everyone
+    )
     return cast("DistributedDataset", made)
 
 
 def distribute_from_function(
-    dataset_fn: Callable[[InputContext], Dataset], communicator: Communicator, options: InputOptions | None,
-    namespace: Any,
+    dataset_fn: Callable[[InputContext], Dataset], replicas: Replicas, options: InputOptions | None, namespace: Any
 ) -> DistributedDataset:
     """Collective. See `distribute_datasets_from_function`."""
-    made = _module().distribute_datasets_from_function(dataset_fn, communicator, options, namespace)
+    made = _module().distribute_datasets_from_function(
+        dataset_fn, replicas.pipelines, options, namespace, everyone=replicas.everyone,
+        replica_count=replicas.communicator.size,
+    )
     return cast("DistributedDataset", made)
 
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from mpidist import context, launch
 from mpidist.comm.collective import require_axis
-from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.context import Entry
 from mpidist.first_rank import is_chief
 from mpidist.options import (
@@ -158,13 +157,13 @@ class DefaultStrategy(Strategy):
     methods raise RuntimeError: they would give each rank its own value, where the program expects that of all.
     """
 
+    _extended_class = _DefaultExtended
+    _context_class = _DefaultReplicaContext
+
     def __init__(self) -> None:
-        super().__init__(SoloCommunicator())
         # All variables made outside a scope live in one arena, also those made before this object existed.
-        self.arena = solo_arena()
-        self._cross_entry = Entry(self, None, self.arena)
-        self._replica_context = _DefaultReplicaContext(self, 0)
-        self._extended = _DefaultExtended(self)
+        arena = solo_arena()
+        super().__init__(arena.replicas, arena)
         self._settle(DefaultStrategy)
 
     @property
@@ -269,7 +268,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         _chosen.entry = None
     if strategy is not None and not isinstance(strategy, DefaultStrategy):
         # A new entry, not the strategy's own: it must differ from those of `with strategy.scope()` entered later.
-        _chosen.entry = Entry(strategy, None, strategy.arena)
+        _chosen.entry = Entry(strategy, None, strategy.home)
         context.push(_chosen.entry)
 
 

@@ -76,7 +76,7 @@ class StrategyExtended(Resource):
             return self._owner.reduce(reduce_op, value, axis=None)
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
         with self._cross_replica("reduce_to"):
-            collective = self._owner.collective_for(options)
+            collective = self._owner.replicas.collective_for(options)
             return tree.map_leaves(lambda leaf: reduce_leaf(collective, op, leaf, None), value)
 
     def batch_reduce_to(
@@ -102,7 +102,7 @@ class StrategyExtended(Resource):
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise ValueError(f"`value_destination_pairs` must hold tuples (value, destinations), got {pair!r}")
             _refuse_list(pair[1])
-        collective = self._owner.collective_for(options)
+        collective = self._owner.replicas.collective_for(options)
         if not isinstance(collective, HookCollective):
             return [self.reduce_to(reduce_op, value, where, options) for value, where in value_destination_pairs]
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
@@ -140,10 +140,10 @@ class StrategyExtended(Resource):
         self._require_own_context()
         context.require_collectives()
         if self._asynchronous is None:
-            arena = self._owner.arena
-            arena.require_open()
-            arena.communicator.require_whole("opening asynchronous reductions")
-            self._asynchronous = open_asynchronous(arena.collective, replace(arena.options, wire_dtype=None))
+            replicas = self._owner.replicas
+            replicas.require_open()
+            replicas.communicator.require_whole("opening asynchronous reductions")
+            self._asynchronous = open_asynchronous(replicas.collective, replace(replicas.options, wire_dtype=None))
         try:
             op, in_place = parse_enum(ReduceOp, reduce_op, "reduce_op"), flag("in_place", in_place)
         except (TypeError, ValueError) as error:
@@ -170,9 +170,9 @@ class StrategyExtended(Resource):
         _refuse_list(destinations)
         with self._cross_replica("broadcast_to"):
             leaves, spec = tree.flatten(tensor)
-            with self._owner.arena.calls.during("broadcast_to"):
+            with self._owner.replicas.calls.during("broadcast_to"):
                 arrays = _agreed(self._owner.communicator, leaves)
-            collective = self._owner.arena.collective
+            collective = self._owner.replicas.collective
             with signed(collective, spec):
                 sent = [collective.broadcast(array) for array in arrays]
             return tree.unflatten(spec, [_like(leaf, array) for leaf, array in zip(leaves, sent, strict=True)])
@@ -266,7 +266,7 @@ class StrategyExtended(Resource):
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """Local. The name of the device on which this rank computes."""
-        return (str(getattr(self._owner, "device", None) or "/device:CPU:0"),)
+        return (str(self._owner.device or "/device:CPU:0"),)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:

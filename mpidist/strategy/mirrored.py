@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpidist.cluster.devices.gpu_binding import agree, bind
-from mpidist.cluster.devices.names import node_device, warn_about_host_memory, warn_about_idle_gpus
+from mpidist.cluster.devices.gpu_binding import agree, bind, choose_device
+from mpidist.cluster.devices.names import warn_about_idle_gpus
 from mpidist.cluster.slurm.idle_tasks import warn_about_idle_tasks
 from mpidist.comm.collective import Collective
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
-from mpidist.comm.group.agreement import together
 from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
+from mpidist.variables.arena import Arena
+from mpidist.variables.replicas import Replicas
 
 
 class MirroredStrategy(Strategy):
@@ -22,15 +23,17 @@ class MirroredStrategy(Strategy):
     Collective. Args:
         devices: The name of a device for each rank of the node, in the order of the ranks; default: the rank's own
             device. If GPUs are named and available with CuPy, variables are CuPy arrays; else they are in host memory.
-        cross_device_ops: As for `Strategy`.
+        cross_device_ops: How arrays are combined over replicas: a `CrossDeviceOps` object, or any object with the
+            methods of `Collective` over these ranks. It also reduces the gradients, so that variables are private.
         communicator: An mpi4py communicator of the replicas; default: all ranks of the job.
         communication_options: The way the ranks communicate.
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.
 
     Raises:
-        ValueError: The ranks are on several nodes, `devices` does not name one device per rank, or as `Strategy`.
-        TypeError: As `Strategy`.
+        ValueError: The ranks are on several nodes, `devices` does not name one device per rank, or
+            `cross_device_ops` contradicts the options or shared=True, or belongs to other ranks.
+        TypeError: `cross_device_ops` is something else, on every rank.
         RuntimeError: The other ranks serve a `ParameterServerStrategy` that was made before.
     """
 
@@ -52,18 +55,11 @@ class MirroredStrategy(Strategy):
                 f"{len(ranks.node_sizes)} nodes with {list(ranks.node_sizes)} ranks. "
                 "Use MultiWorkerMirroredStrategy(), which takes the ranks of all nodes"
             ))
-        gpu = agree(binding, ranks)
-        self.device = None
-        if devices:
-            self.device = together(
-                ranks, "choosing this rank's device", lambda: node_device(devices, ranks.rank, ranks.size)
-            )
-            if gpu is None:
-                warn_about_host_memory(self.device)
+        on_gpu = agree(binding, ranks) is not None
+        device = choose_device(devices, ranks, on_gpu=on_gpu)
         warn_about_idle_gpus(ranks.node.size)
         warn_about_idle_tasks()
-        super().__init__(
-            ranks, options=communication_options, shared=shared, cross_device_ops=cross_device_ops,
-            on_gpu=gpu is not None,
-        )
+        replicas = Replicas(ranks, communication_options, cross_device_ops=cross_device_ops)
+        arena = Arena(replicas, shared=shared, on_gpu=on_gpu)
+        super().__init__(replicas, arena, device=device, namespace=arena.namespace)
         self._settle(MirroredStrategy)

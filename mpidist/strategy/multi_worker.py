@@ -16,6 +16,8 @@ from mpidist.comm.group.opening import open_communicator
 from mpidist.comm.group.resource import end_all
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
+from mpidist.variables.arena import Arena
+from mpidist.variables.replicas import Replicas
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -31,7 +33,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.
-        cross_device_ops: As for `Strategy`.
+        cross_device_ops: As for `MirroredStrategy`.
 
     Raises:
         LauncherError: Tasks and ranks do not fit together, or there is no launcher.
@@ -66,13 +68,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         group = enter_group(ranks, placement)
         self._own: Communicator | None = None if group is ranks else group
         ranks = group
-        gpu = agree(binding, ranks)
+        on_gpu = agree(binding, ranks) is not None
         warn_about_idle_gpus(ranks.node.size)
         warn_about_idle_tasks()
-        super().__init__(
-            ranks, options=communication_options, shared=shared, cluster_resolver=resolver,
-            cross_device_ops=cross_device_ops, on_gpu=gpu is not None,
-        )
+        replicas = Replicas(ranks, communication_options, cross_device_ops=cross_device_ops)
+        arena = Arena(replicas, shared=shared, on_gpu=on_gpu)
+        super().__init__(replicas, arena, cluster_resolver=resolver, namespace=arena.namespace)
         self._settle(MultiWorkerMirroredStrategy)
 
     def _end(self, *, is_collective: bool) -> None:

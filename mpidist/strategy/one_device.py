@@ -7,6 +7,8 @@ from mpidist.cluster.devices.names import parse_device, warn_about_host_memory
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.default import warn_about_independent_programs
+from mpidist.variables.arena import Arena
+from mpidist.variables.replicas import Replicas
 
 
 class OneDeviceStrategy(Strategy):
@@ -22,10 +24,13 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str) -> None:
-        self.device = parse_device(device)
-        gpu = agree(bind(device), SoloCommunicator())
-        if gpu is None:
-            warn_about_host_memory(self.device)
-        super().__init__(SoloCommunicator(), on_gpu=gpu is not None)
+        named = parse_device(device)
+        alone = SoloCommunicator()
+        on_gpu = agree(bind(device), alone) is not None
+        if not on_gpu:
+            warn_about_host_memory(named)
+        replicas = Replicas(alone)
+        arena = Arena(replicas, on_gpu=on_gpu)
+        super().__init__(replicas, arena, device=named, namespace=arena.namespace)
         warn_about_independent_programs("OneDeviceStrategy")
         self._settle(OneDeviceStrategy)

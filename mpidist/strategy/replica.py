@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType, NoneType
 from typing import Any, Protocol, TypeVar
 
 from mpidist import context
-from mpidist.comm.front.front import CollectiveFront
+from mpidist.arguments import described
+from mpidist.cluster.devices.names import Device
+from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.values import gather_nest, gather_object, reduce_nest
-from mpidist.variables.arena import Arena
+from mpidist.variables.replicas import Replicas
 from mpidist.variables.variable import Home
 
 T = TypeVar("T")
@@ -48,16 +51,34 @@ def require_call(fn: object, args: object, kwargs: object) -> None:
         raise TypeError(f"keyword args must be a dict or None, got {type(kwargs).__name__}: {kwargs!r}")
 
 
+def require_parts(replicas: object, home: object, resolver: object, device: object, namespace: object) -> None:
+    """Local. Raise TypeError unless these are the parts of a strategy, as its constructor takes them."""
+    for name, given, kinds in (
+        ("replicas", replicas, (Replicas,)), ("home", home, (Home,)),
+        ("cluster_resolver", resolver, (ClusterResolver, NoneType)), ("device", device, (Device, NoneType)),
+        ("namespace", namespace, (ModuleType,)),
+    ):
+        if not isinstance(given, kinds):
+            raise TypeError(
+                f"Strategy: `{name}` must be a {' or '.join(kind.__name__ for kind in kinds)}, got {described(given)}. "
+                "To train, make one of the strategies with a name of its own, such as mpidist.MirroredStrategy()"
+            )
+
+
 class Owner(Protocol):
     """The members of a strategy that its replica contexts and its `extended` use.
 
     Attributes:
-        communicator: The ranks; each is a replica.
-        arena: The arena of the strategy's variables.
+        communicator: The replicas.
+        replicas: The ranks of the strategy, and the ways they communicate.
+        device: The device that the program has named for this rank; None where it names none.
+        namespace: The module of the arrays with which a replica computes.
     """
 
     communicator: Communicator
-    arena: Arena
+    replicas: Replicas
+    device: Device | None
+    namespace: Any
 
     @property
     def home(self) -> Home:
@@ -67,10 +88,6 @@ class Owner(Protocol):
     @property
     def num_replicas_in_sync(self) -> int:
         """Local. Number of replicas."""
-        ...
-
-    def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
-        """Collective at the first call with equal options, then Local. The collective for calls with these options."""
         ...
 
     def cross_replica(self) -> AbstractContextManager[None]:
@@ -153,8 +170,8 @@ class ReplicaContext:
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
         self._require_current()
-        collective = self._strategy.collective_for(options)
-        packed = (options.bytes_per_pack if options else 0) or self._strategy.arena.options.bytes_per_pack
+        collective = self._strategy.replicas.collective_for(options)
+        packed = (options.bytes_per_pack if options else 0) or self._strategy.replicas.options.bytes_per_pack
         return reduce_nest(collective, op, value, None, packed)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -175,7 +192,7 @@ class ReplicaContext:
             RuntimeError: This context is not the current one.
         """
         self._require_current()
-        return gather_nest(self._strategy.collective_for(options), value, axis, "all_gather")
+        return gather_nest(self._strategy.replicas.collective_for(options), value, axis, "all_gather")
 
     def all_gather_object(self, value: T) -> list[T]:
         """Collective. The picklable values of all replicas, in their order.
@@ -185,7 +202,7 @@ class ReplicaContext:
             TypeError: A value cannot be pickled; on every rank.
         """
         self._require_current()
-        with self._strategy.arena.calls.during("gather_object"):
+        with self._strategy.replicas.calls.during("gather_object"):
             return gather_object(self._strategy.communicator, value)
 
     def merge_call(

@@ -13,9 +13,11 @@ from mpidist import context
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.recorder.calls import noted
+from mpidist.variables.drift import DriftCheck
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.memory.arena_memory import ArenaMemory
+from mpidist.variables.replicas import Replicas
 from mpidist.variables.step.arena_plan import ArenaPlan
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
@@ -27,6 +29,20 @@ class Arena(ArenaMemory):
 
     Collective. It takes the arguments of `ArenaMemory`.
     """
+
+    _drift: DriftCheck | None = None
+
+    @property
+    def mirrored_kind(self) -> Callable[..., MirroredVariable]:
+        """Local. Makes an ON_WRITE variable; takes the arguments of `MirroredVariable`."""
+        return MirroredVariable
+
+    @override
+    def after_run(self) -> None:
+        """Collective. See `Home.after_run`; raises MismatchError where variables have drifted apart."""
+        if self._drift is None:
+            self._drift = DriftCheck(self)
+        self._drift.after_step()
 
     @override
     @noted("creating a variable")
@@ -44,7 +60,7 @@ class Arena(ArenaMemory):
         """Collective. See `Home.create_variable`, and `creation.create_variable` for the errors."""
         return create_variable(
             self, initial_value, name=name, dtype=dtype, trainable=trainable, synchronization=synchronization,
-            aggregation=aggregation, sparse_gradient=sparse_gradient,
+            aggregation=aggregation, sparse_gradient=sparse_gradient, kind=self.mirrored_kind,
         )
 
     @override
@@ -59,18 +75,31 @@ class Arena(ArenaMemory):
             TypeError: A variable that is not mirrored.
             OSError: Sharing is demanded (shared=True), and node memory has run out; on every rank.
         """
-        mirrored = [variable for variable in variables if isinstance(variable, MirroredVariable)]
-        if len(mirrored) < len(variables):
-            raise TypeError(f"an arena plans updates of ON_WRITE variables, got {list(variables)!r}")
-        return ArenaPlan(mirrored, kernel, options)
+        return ArenaPlan(mirrored_only(variables), kernel, options)
+
+
+def mirrored_only(variables: Sequence[BaseVariable]) -> list[MirroredVariable]:
+    """Local. The variables, if each of them is mirrored; else a TypeError."""
+    mirrored = [variable for variable in variables if isinstance(variable, MirroredVariable)]
+    if len(mirrored) < len(variables):
+        raise TypeError(f"an arena plans updates of ON_WRITE variables, got {list(variables)!r}")
+    return mirrored
+
+
+class _SoloArena(Arena):
+    """The arena of variables without a strategy: the default strategy's, which is not theirs."""
+
+    is_default = True
+
+    @override
+    def set_strategy(self, strategy: object) -> None:
+        """Local. Nothing."""
 
 
 @functools.cache
 def solo_arena() -> Arena:
     """Local. The arena of variables that no strategy of several ranks owns."""
-    arena = Arena(SoloCommunicator())
-    arena.is_default = True
-    return arena
+    return _SoloArena(Replicas(SoloCommunicator()))
 
 
 def current_home() -> Home:

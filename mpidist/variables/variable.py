@@ -9,12 +9,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from mpidist import arrays, context
+from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.resource import Resource
@@ -312,11 +312,12 @@ class UpdatePlan(Protocol):
         ...
 
 
+@runtime_checkable
 class Home(Resource, Protocol):
     """The place of one strategy's variables. It makes them and plans their updates. The strategy closes it.
 
     Attributes:
-        communicator: The ranks that have the variables.
+        communicator: The ranks that have the variables, and save them together.
         strategy: The strategy of the variables, None without one.
         strategy_number: Its number among those on the same ranks; 0 where these are not numbered.
     """
@@ -360,6 +361,14 @@ class Home(Resource, Protocol):
         """
         ...
 
+    def set_strategy(self, strategy: object) -> None:
+        """Local. Take the strategy that has been made over this home; called once, by its constructor."""
+        self.strategy = strategy
+
+    def after_run(self) -> None:
+        """Collective. Called under `CommunicationOptions(check=True)` when a replica has come back from `run`."""
+        return
+
     def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
         """Local. A context that makes new variables where another one is. Where all are in one place it does nothing.
 
@@ -388,10 +397,3 @@ def common_home(variables: Sequence[BaseVariable]) -> Home:
                 "variables of a model in the scope of one strategy"
             )
     return home
-
-
-
-def in_replica_context() -> bool:
-    """Local. Whether this thread runs inside `run` of some strategy."""
-    entry = context.innermost()
-    return entry is not None and entry.replica_context is not None

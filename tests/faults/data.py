@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Fault(
         "each rank shuffles by its own seed", "data/distribution/share.py",
-        "    _adopt_seeds(pipeline, facts)\n    others", "    others",
+        "    _adopt_seeds(pipeline, facts, communicator, everyone)\n    others", "    others",
         DATA + "all_ranks_shuffle_alike_and_anew_in_each_pass", 2,
     ),
     Fault(

@@ -22,6 +22,7 @@ from mpidist.variables.drift import DriftCheck
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.update.fused import UnknownOperationError
+from tests.helpers.strategies import make_arena
 from tests.unit.checkpoint.test_checkpoint_walk import check_that_an_array_would_be_lost
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
 @pytest.fixture
 def arena(cupy: Any, communicator: Communicator) -> Arena:
-    return Arena(communicator, on_gpu=True)
+    return make_arena(communicator, on_gpu=True)
 
 
 @pytest.fixture
@@ -68,13 +69,13 @@ def test_a_variable_is_an_array_of_the_device(arena: Arena, cupy: Any) -> None:
 
 
 def test_what_lies_elsewhere_is_refused_by_name(arena: Arena, cupy: Any, communicator: Communicator) -> None:
-    on_host = make(Arena(communicator), np.zeros(3, np.float32))
+    on_host = make(make_arena(communicator), np.zeros(3, np.float32))
     with pytest.raises(TypeError, match=r"is in GPU memory.*\.get\(\)"):
         on_host.assign(cupy.zeros(3, np.float32))
     with pytest.raises(NotImplementedError, match=r"compressed in host memory.*leave out compression=TopK"):
-        Arena(communicator, CommunicationOptions(compression=TopK(0.1)), on_gpu=True)
+        make_arena(communicator, CommunicationOptions(compression=TopK(0.1)), on_gpu=True)
     with pytest.raises(ValueError, match="shared=True puts variables into node memory"):
-        Arena(communicator, on_gpu=True, shared=True)
+        make_arena(communicator, on_gpu=True, shared=True)
 
 
 FAMILIES: dict[str, Any] = {
@@ -118,7 +119,7 @@ def test_an_optimizer_does_what_it_does_in_host_memory(
         # As where a user's update has a function that is unknown in a kernel.
         monkeypatch.setattr("mpidist.variables.update.fused.record", _cannot)
     values, state = train(arena, FAMILIES[family](), cupy.asarray)
-    on_host = Arena(communicator, shared=False)
+    on_host = make_arena(communicator, shared=False)
     expected, expected_state = train(on_host, FAMILIES[family](), lambda array: array)
     for value, other in zip(values, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance / 10)
@@ -132,7 +133,7 @@ def test_state_of_half_precision_is_float32(
     families = {**FAMILIES, "AdamW, clipped, copied": lambda: AdamW(0.1, clipnorm=0.5, master_copy=True)}
     optimizer, reference = families[family](), families[family]()
     values, _ = train(arena, optimizer, cupy.asarray, "float16")
-    expected, _ = train(Arena(communicator, shared=False), reference, lambda array: array, "float16")
+    expected, _ = train(make_arena(communicator, shared=False), reference, lambda array: array, "float16")
     assert [slot.dtype for slot in optimizer.variables] == [slot.dtype for slot in reference.variables]
     assert {slot.dtype for slot in optimizer.variables} == {np.dtype(np.float32)}
     for value, other in zip(values, expected, strict=True):
@@ -145,8 +146,8 @@ def test_norms_are_measured_in_order_where_that_is_asked_for(
     arena: Arena, cupy: Any, communicator: Communicator, tolerance: float, family: str
 ) -> None:
     options = CommunicationOptions(reproducible=True)
-    values, _ = train(Arena(communicator, options, on_gpu=True), FAMILIES[family](), cupy.asarray)
-    expected, _ = train(Arena(communicator, options, shared=False), FAMILIES[family](), lambda array: array)
+    values, _ = train(make_arena(communicator, options, on_gpu=True), FAMILIES[family](), cupy.asarray)
+    expected, _ = train(make_arena(communicator, options, shared=False), FAMILIES[family](), lambda array: array)
     for value, other in zip(values, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance / 10)
 
@@ -204,7 +205,7 @@ def test_declared_rows_are_updated_as_in_host_memory(
 ) -> None:
     families = {**FAMILIES, "Adam, clipped by value": lambda: Adam(0.1, clipvalue=0.3)}
     values = train_tables(arena, families[family](), cupy.asarray)
-    expected = train_tables(Arena(communicator, shared=False), families[family](), lambda array: array)
+    expected = train_tables(make_arena(communicator, shared=False), families[family](), lambda array: array)
     for value, other in zip(values, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance / 10)
 
@@ -233,7 +234,7 @@ def test_a_checkpoint_is_that_of_host_memory(arena: Arena, cupy: Any, mpi_tmp_pa
     expected = random.standard_normal((50, 3)).astype(np.float32)
     variable = make(arena, expected)
     path = Checkpoint(w=variable).save(str(mpi_tmp_path / "ckpt"))
-    on_host = make(Arena(arena.communicator, shared=False), np.zeros((50, 3), np.float32))
+    on_host = make(make_arena(arena.communicator, shared=False), np.zeros((50, 3), np.float32))
     Checkpoint(w=on_host).restore(path)
     np.testing.assert_array_equal(on_host.numpy(), expected)
     again = make(arena, np.zeros((50, 3), np.float32))
@@ -245,7 +246,7 @@ def test_a_checkpoint_is_that_of_host_memory(arena: Arena, cupy: Any, mpi_tmp_pa
 def test_an_array_that_is_no_variable_would_be_lost(
     cupy: Any, communicator: Communicator, mpi_tmp_path: Path
 ) -> None:
-    variable = make(Arena(communicator, shared=False), np.ones(2, np.float32))
+    variable = make(make_arena(communicator, shared=False), np.ones(2, np.float32))
     check_that_an_array_would_be_lost(cupy.zeros(3), variable, mpi_tmp_path)
 
 

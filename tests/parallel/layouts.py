@@ -17,10 +17,10 @@ from mpidist.comm.group import resource
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.memory.slab import Slab
 from tests.helpers.leaks import KEPT
+from tests.helpers.strategies import ArenaStrategy
 
 # node: all ranks on one node. private: on one node, nothing shared. pairs: nodes of two. each: a node per rank.
 # first: rank 0 alone, the others together; last: the other way round. chunks: pairs, little at a time.
@@ -63,11 +63,11 @@ def lay_out(communicator: Communicator, layout: str) -> Communicator:
     return _made[key]
 
 
-def make_strategy(communicator: Communicator, layout: str, *, check: bool = False) -> Strategy:
+def make_strategy(communicator: Communicator, layout: str, *, check: bool = False) -> ArenaStrategy:
     """Collective. A strategy whose variables live as the layout says."""
     options = CommunicationOptions(check=check, bytes_per_pack=512 if layout == "chunks" else 0)
     shared = False if layout == "private" else None
-    strategy = Strategy(lay_out(communicator, layout), options=options, shared=shared)
+    strategy = ArenaStrategy(lay_out(communicator, layout), options=options, shared=shared)
     if layout == "full":
         strategy.arena.reserve = refuse_shared(strategy.arena)  # type: ignore[method-assign]
     return strategy

@@ -14,7 +14,7 @@ import mpidist
 from mpidist import first_rank, launch, summary
 from mpidist.comm.group.communicator import Communicator
 from mpidist.observe import Progress
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 
 pytestmark = pytest.mark.mpi
 
@@ -32,14 +32,14 @@ def writes_summaries(folder: Path) -> bool:
     return folder.is_dir()
 
 
-def save(folder: Path, strategy: Strategy) -> Path:
+def save(folder: Path, strategy: mpidist.Strategy) -> Path:
     with strategy.scope():
         variable = mpidist.Variable(np.ones(3))
     return Path(mpidist.Checkpoint(v=variable).save(folder / "c"))
 
 
 def test_a_group_of_one_rank_saves(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    strategy = Strategy(communicator.split(communicator.rank))
+    strategy = ArenaStrategy(communicator.split(communicator.rank))
     path = save(mpi_tmp_path / str(communicator.rank), strategy)
     assert path.is_file()
     with strategy.scope():
@@ -49,7 +49,7 @@ def test_a_group_of_one_rank_saves(communicator: Communicator, mpi_tmp_path: Pat
 
 
 def test_the_first_rank_of_a_group_need_not_be_that_of_the_job(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    strategy = Strategy(communicator.split(0, -communicator.rank))
+    strategy = ArenaStrategy(communicator.split(0, -communicator.rank))
     assert save(mpi_tmp_path, strategy).is_file()
     is_last = communicator.rank == communicator.size - 1
     with strategy.scope():

@@ -27,6 +27,7 @@ from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import UnavailableError
 from mpidist.metrics.mean import MeanMeasure
 from mpidist.optimizers.families.sgd import SGDKernel
+from mpidist.variables.arena import solo_arena
 from tests.helpers.amounts import amount
 
 MODULES = (
@@ -71,8 +72,8 @@ def fitting() -> dict[str, Any]:
         "regularization_loss": 1.0, "replica_id_in_sync_group": 0, "resolvers": SimpleClusterResolver(
             mpidist.ClusterSpec({"worker": ["a:1"]})
         ), "sample_rate": 8000, "server_or_cluster_def": {"worker": ["a:1"]}, "shape": (1,),
-        "strategy": mpidist.get_strategy(), "values": [1.0, 2.0],
-        "warmup_steps": 3,
+        "home": solo_arena(), "replicas": solo_arena().replicas, "strategy": mpidist.get_strategy(),
+        "values": [1.0, 2.0], "warmup_steps": 3,
     }
 
 

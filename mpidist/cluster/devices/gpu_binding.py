@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpidist import launch
-from mpidist.cluster.devices.names import Device, parse_device, visible_gpus
+from mpidist.cluster.devices.names import (
+    Device,
+    node_device,
+    parse_device,
+    visible_gpus,
+    warn_about_host_memory,
+)
 from mpidist.comm.gpu.transport import PACKAGES, Transport, asked_transport, may_need_probe
 from mpidist.comm.group.agreement import exchange, name_ranks, together
 from mpidist.comm.group.communicator import Communicator
@@ -112,6 +118,33 @@ def agree(binding: Binding, communicator: Communicator, environment: Mapping[str
                     "visible to each rank. Set %s=1 if sharing is meant", name_ranks(sharing), uuid, SHARE,
                 )
     return binding.index
+
+
+def choose_device(
+    devices: Sequence[str] | None, communicator: Communicator, *, on_gpu: bool, argument: str = "devices"
+) -> Device | None:
+    """Collective. This rank's device where a program names one for each rank of the node, else None.
+
+    It warns where a GPU is named and the rank computes in host memory.
+
+    Args:
+        devices: The names, in the order of the node's ranks.
+        communicator: The replicas.
+        on_gpu: Whether this rank computes on a GPU.
+        argument: The name under which the program gives `devices`, for the errors.
+
+    Raises:
+        TypeError, ValueError: As `names.node_device`, on every rank.
+    """
+    if not devices:
+        return None
+    node = communicator.node
+    device = together(
+        communicator, "choosing this rank's device", lambda: node_device(devices, node.rank, node.size, argument)
+    )
+    if not on_gpu:
+        warn_about_host_memory(device)
+    return device
 
 
 def choose_index(named: Device | None, node_rank: int, visible: int) -> int:

@@ -72,36 +72,37 @@ def parse_device(name: str) -> Device:
     )
 
 
-def node_device(devices: Sequence[str], node_rank: int, node_size: int) -> Device:
+def node_device(devices: Sequence[str], node_rank: int, node_size: int, argument: str = "devices") -> Device:
     """Local. This rank's device where a program names one device for each rank of the node.
 
     Args:
         devices: Names, in the order of the node's ranks.
         node_rank: Number of this rank on its node.
         node_size: Number of ranks on this node.
+        argument: The name under which the program gives `devices`, for the errors.
 
     Raises:
         TypeError: `devices` is a string.
         ValueError: A name cannot be parsed, a device is named twice, or there is not one name per rank.
     """
     if isinstance(devices, str):
-        raise TypeError(f"`devices` must be a list of device names, got the string {devices!r}. Use [{devices!r}]")
+        raise TypeError(f"`{argument}` must be a list of device names, got the string {devices!r}. Use [{devices!r}]")
     if not isinstance(devices, Sequence):
         raise TypeError(
-            f"`devices` must be a list of device names, for instance ['GPU:0', 'GPU:1'], got {devices!r} of type "
+            f"`{argument}` must be a list of device names, for instance ['GPU:0', 'GPU:1'], got {devices!r} of type "
             f"{type(devices).__name__}"
         )
     parsed = [parse_device(name) for name in devices]
     if len(set(parsed)) < len(parsed) and not _may_share(parsed):
         twice = sorted({str(device) for device in parsed if parsed.count(device) > 1})
         raise ValueError(
-            f"`devices` must not name a device twice, got {list(devices)!r} with {', '.join(twice)} repeated. One rank "
-            f"is one replica: name {node_size} different device{'s' if node_size > 1 else ''}, or start fewer ranks: "
+            f"`{argument}` must not name a device twice, got {list(devices)!r} with {', '.join(twice)} repeated. One "
+            f"rank is one replica: name {node_size} different device{'s' if node_size > 1 else ''}, or start fewer: "
             f"{mpirun_line(len(set(parsed)))}. Set MPIDIST_SHARE_GPU=1 to let ranks share a GPU"
         )
     if len(parsed) != node_size:
         raise ValueError(
-            f"`devices` must name one device per rank of the node: expected {node_size}, got {len(parsed)}: "
+            f"`{argument}` must name one device per rank of the node: expected {node_size}, got {len(parsed)}: "
             f"{list(devices)!r}. To use all of these devices, start one rank for each device of a node: "
             f"{mpirun_line(len(parsed))}"
         )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import socket
 import warnings
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import cupy
 import numpy as np
@@ -21,10 +23,12 @@ from mpidist.comm.gpu.staging_copier import Ticket
 
 __all__ = [
     "BucketCopier", "PinnedCopier", "current_device", "current_stream", "device_address", "device_bus",
-    "device_count", "device_uuid", "elementwise_kernel", "is_exclusive", "load_nccl",
-    "synchronize", "use_device",
+    "device_count", "device_uuid", "elementwise_kernel", "fetch", "is_exclusive", "load_nccl", "lock_pages",
+    "send", "synchronize", "use_device",
 ]
 
+
+logger = logging.getLogger("mpidist")
 
 _COMPUTE_MODE = 20
 
@@ -180,6 +184,39 @@ def load_nccl() -> Any:
         # CuPy warns where the library is missing; the log of the chosen transport says it once.
         warnings.simplefilter("ignore")
         return importlib.import_module("cupy.cuda.nccl")
+
+
+def lock_pages(memory: AnyArray) -> None:
+    """Local. Page-lock host memory for as long as the array lives, so that the GPU itself copies from and to it.
+
+    Where CUDA refuses, copies are slower, and nothing else changes.
+
+    Args:
+        memory: An array that views no other one.
+    """
+    address = memory.ctypes.data
+    try:
+        runtime.hostRegister(address, memory.nbytes, 0)
+    except runtime.CUDARuntimeError as error:
+        logger.info("%d bytes of host memory stay pageable, so copies to the GPU are slower: %s", memory.nbytes, error)
+        return
+    # Before the memory goes: the address may be that of other memory afterwards.
+    weakref.finalize(memory, runtime.hostUnregister, address).atexit = False
+
+
+def send(source: AnyArray) -> tuple[AnyArray, Ticket]:
+    """Local. A copy of an array on the current GPU, and a ticket to wait for before the source is written again."""
+    copy = cupy.empty(source.shape, source.dtype)
+    stream = cupy.cuda.get_current_stream()
+    # On the program's stream: the copy's memory may be what a kernel of that stream still uses.
+    copy.set(source, stream=stream)
+    return copy, _record(stream)
+
+
+def fetch(source: AnyArray, target: AnyArray) -> None:
+    """Local. Copy an array of the current GPU into one in host memory, of the same shape and dtype; wait for it."""
+    require_current_device(source)
+    cast(Any, cupy.ascontiguousarray(source)).get(out=target)
 
 
 def device_address(array: AnyArray) -> int:

@@ -38,6 +38,7 @@ class DistributedDataset(FixedAttributes):
         presharded: Whether the dataset is this rank's own. It is then neither cut nor compared with those of others.
         namespace: The module of the batches' arrays, `numpy` or `cupy`; see `mpidist.data.distribution.device`. With
             `experimental_fetch_to_device=False` batches are NumPy arrays.
+        everyone: The ranks that take the same seeds. Default: those that share the dataset.
 
     Raises:
         TypeError: `dataset` is not a `Dataset`, or `options` are no `InputOptions`.
@@ -56,12 +57,14 @@ class DistributedDataset(FixedAttributes):
         options: InputOptions | None = None,
         presharded: bool = False,
         namespace: Any = np,
+        everyone: Communicator | None = None,
     ) -> None:
         if options is not None and not isinstance(options, InputOptions):
             raise TypeError(f"`options` must be mpidist.InputOptions or None, got {described(options)}")
         self._communicator = communicator
-        share = take_dataset(dataset, communicator) if presharded else share_dataset(dataset, communicator)
-        self._share = share
+        self._share = share = (take_dataset if presharded else share_dataset)(
+            dataset, communicator, communicator if everyone is None else everyone
+        )
         self._numbered = Numbered(communicator.order.deal("dataset"), presharded)
         fetches = options is None or options.experimental_fetch_to_device is not False
         self._namespace = namespace if fetches else np
@@ -104,15 +107,20 @@ def distribute_datasets_from_function(
     communicator: Communicator,
     options: InputOptions | None = None,
     namespace: Any = np,
+    *,
+    everyone: Communicator | None = None,
+    replica_count: int | None = None,
 ) -> DistributedDataset:
     """Collective. The dataset that `dataset_fn` makes for this rank, unchanged; the function batches and shards it.
 
     Args:
-        dataset_fn: Called once, with `InputContext(n, rank, n)`. Lengths may differ between ranks: all ranks make as
-            many steps as the longest dataset has, and a rank without data gets empty batches.
+        dataset_fn: Called once, with `InputContext(n, rank, replica_count)`. Lengths may differ between ranks: all
+            ranks make as many steps as the longest dataset has, and a rank without data gets empty batches.
         communicator: The ranks that step together.
         options: As for `DistributedDataset`.
         namespace: As for `DistributedDataset`.
+        everyone: As for `DistributedDataset`.
+        replica_count: The number of replicas. Default: that of the ranks.
 
     Returns:
         An iterable of this rank's batches.
@@ -122,7 +130,7 @@ def distribute_datasets_from_function(
         ValueError: Lengths differ and the datasets are not batched.
         Exception: The error of `dataset_fn` on any rank; on every rank.
     """
-    input_context = InputContext(communicator.size, communicator.rank, communicator.size)
+    input_context = InputContext(communicator.size, communicator.rank, replica_count or communicator.size)
 
     def call() -> Dataset:
         if not callable(dataset_fn):
@@ -133,7 +141,9 @@ def distribute_datasets_from_function(
         return dataset_fn(input_context)
 
     dataset = together(communicator, f"{FROM_FUNCTION}: dataset_fn", call)
-    return DistributedDataset(dataset, communicator, options=options, presharded=True, namespace=namespace)
+    return DistributedDataset(
+        dataset, communicator, options=options, presharded=True, namespace=namespace, everyone=everyone
+    )
 
 
 def _prefetch_depth(share: RankShare, options: InputOptions | None, *, is_copied: bool) -> int:

@@ -87,12 +87,17 @@ class _Facts(NamedTuple):
     files: tuple[str, ...]
 
 
-def share_dataset(dataset: Dataset, communicator: Communicator) -> RankShare:
+def share_dataset(dataset: Dataset, communicator: Communicator, everyone: Communicator) -> RankShare:
     """Collective. This rank's share of a dataset that is the same on every rank, by the `auto_shard_policy`.
 
     DATA gives the rank's contiguous piece of every global batch. The other policies give batches of 1/n of the global
     size: OFF of all data, FILE of the rank's files, HINT of the rank's shard (without a hint as OFF). AUTO is FILE
     where the dataset reads at least n files and nothing else, else DATA.
+
+    Args:
+        dataset: The dataset.
+        communicator: The ranks that share it.
+        everyone: All ranks of the strategy, which take the same seeds.
 
     Raises:
         TypeError: `dataset` is not a `Dataset`.
@@ -118,7 +123,7 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> RankShare:
             f"{FROM_DATASET}: (cardinality, batch sizes, seeds of shuffles, shuffles, lists of files) of the dataset",
             f"Give every rank the same dataset; where ranks have data of their own use {FROM_FUNCTION}",
         )
-    _adopt_seeds(pipeline, facts)
+    _adopt_seeds(pipeline, facts, communicator, everyone)
     others = _others(whole, dataset.options().experimental_distribute.auto_shard_policy, communicator)
     if is_one_stream:
         # 1 stands for one stream over all files; ranks that load this position must not shard the files.
@@ -128,8 +133,13 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> RankShare:
     return RankShare(pipeline, pipeline.read, _counts(facts), rank, readers, others)
 
 
-def take_dataset(dataset: Dataset, communicator: Communicator) -> RankShare:
+def take_dataset(dataset: Dataset, communicator: Communicator, everyone: Communicator) -> RankShare:
     """Collective. A share that is the whole dataset of this rank; other ranks may have other datasets.
+
+    Args:
+        dataset: The dataset of this rank.
+        communicator: The ranks that step together.
+        everyone: All ranks of the strategy, which take the same seeds.
 
     Raises:
         TypeError: `dataset` is not a `Dataset`.
@@ -140,7 +150,7 @@ def take_dataset(dataset: Dataset, communicator: Communicator) -> RankShare:
     counts = _counts(facts)
     if len(set(counts)) > 1 and not all(fact.is_batched for fact in facts):
         raise mark_shared(unbatched_error(f"the ranks' datasets have different lengths {counts!r}"))
-    _adopt_seeds(pipeline, facts)
+    _adopt_seeds(pipeline, facts, communicator, everyone)
     return RankShare(pipeline, pipeline.read, counts, communicator.rank)
 
 
@@ -260,11 +270,15 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
     )
 
 
-def _adopt_seeds(pipeline: Pipeline, facts: list[_Facts]) -> None:
-    """Give shuffles without a seed the seeds that rank 0 drew; where a rank has more shuffles, those keep their own."""
+def _adopt_seeds(
+    pipeline: Pipeline, facts: list[_Facts], communicator: Communicator, everyone: Communicator
+) -> None:
+    """Collective. Give shuffles without a seed the seeds that rank 0 drew; a rank's further shuffles keep their own."""
     # Without this each rank would have an order of its own: some examples would be read twice in a pass, others never.
+    # Ranks that have the same piece of a batch, in another group, must read the same examples, too.
+    values = facts[0].drawn_seeds if everyone is communicator else everyone.broadcast_object(facts[0].drawn_seeds)
     drawn = [seed for seed in pipeline.stream.seeds() if seed.drawn]
-    for seed, value in zip(drawn, facts[0].drawn_seeds, strict=False):
+    for seed, value in zip(drawn, values, strict=False):
         seed.value = value
 
 

@@ -40,6 +40,7 @@ from mpidist.strategy.base import Strategy
 from mpidist.strategy.parameter_server.invitation import PYTHON, Welcome
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy, counted_as_lost
 from mpidist.strategy.parameter_server.worker_places import WorkerPlaces
+from mpidist.variables.replicas import Replicas
 from mpidist.version import __version__
 
 
@@ -100,7 +101,6 @@ class JoinedStrategy(ParameterServerStrategy):
         self.chief = self.invitation = None
         self.places = places = WorkerPlaces(self.roles)
         places.give(index, welcome.introduction.process, rank)
-        Strategy.__init__(self, SoloCommunicator(), cluster_resolver=cluster)
         self._has_ended = self._is_whole_group = False
         self._partitioner = None
         self._code = 0
@@ -114,11 +114,10 @@ class JoinedStrategy(ParameterServerStrategy):
             station, welcome.chief, slots, welcome.servers, place, rank,
             is_relaxed=self.options.consistency == "relaxed",
         )
-        self._worker.strategy = self
         # The chief does not tell it of signals, which end this process alone.
         self._listener = Listener(station, welcome.chief)
         station.roles += [self._worker, EndTaker(self.note_end)]
-        self._set_home(self._worker)
+        Strategy.__init__(self, Replicas(SoloCommunicator()), self._worker, cluster_resolver=cluster)
         for other in (*welcome.servers, welcome.chief):
             station.send(Send(other, joined(welcome.first)))
         window.has_joined = True

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -46,7 +46,9 @@ from mpidist.strategy.base import Strategy
 from mpidist.strategy.parameter_server.invitation import Invitation, checked_directory, invite
 from mpidist.strategy.parameter_server.worker_places import WorkerPlaces
 from mpidist.strategy.replica import ReplicaContext
+from mpidist.variables.arena import Arena
 from mpidist.variables.making.partitioners import Partitioner
+from mpidist.variables.replicas import Replicas
 from mpidist.variables.variable import Home
 
 T = TypeVar("T")
@@ -133,7 +135,6 @@ class ParameterServerStrategy(Strategy):
         if roles.workers:
             # An evaluator has none.
             self.pace.require_workers(len(roles.workers))
-        super().__init__(SoloCommunicator(), cluster_resolver=roles.resolver)
         self.chief: Chief | None = None
         self.places = WorkerPlaces(roles)
         self.invitation: Invitation | None = None
@@ -142,8 +143,11 @@ class ParameterServerStrategy(Strategy):
         self._has_ended = self._is_whole_group = False
         self._partitioner, self._code = variable_partitioner, 0
         is_evaluator = roles.task_type == "evaluator"
-        if not is_evaluator:
-            self._open(roles, directory)
+        replicas = Replicas(SoloCommunicator())
+        homes = [] if is_evaluator else self._open(roles, directory, replicas)
+        super().__init__(replicas, homes[0] if homes else Arena(replicas), cluster_resolver=roles.resolver)
+        for home in homes[1:]:
+            home.set_strategy(self)
         if serve and ranks.size > 1:
             # An evaluator goes on as well: it ends with the chief.
             needed = () if is_evaluator else (roles.chief, *roles.servers)
@@ -156,7 +160,13 @@ class ParameterServerStrategy(Strategy):
             # The lines below are the chief's.
             sys.exit(self._code)
 
-    def _open(self, roles: ServerRoles, directory: Path | None) -> None:
+    def _open(self, roles: ServerRoles, directory: Path | None, replicas: Replicas) -> list[Home]:
+        """Open what this rank serves or uses.
+
+        Returns:
+            The homes of variables on this rank, none on a server. Outside of functions it is the first one: a process
+            that is chief and worker makes its variables as the chief.
+        """
         rank, group = roles.group.rank, roles.group
         pushers = list(dict.fromkeys((roles.chief, *roles.workers)))
         slots = slots_of(self.options.heap_bytes, pushers, self.options.slot_bytes)
@@ -184,20 +194,18 @@ class ParameterServerStrategy(Strategy):
             station.roles.append(taker_of(slots) if self.invitation is None else JoinTaker(self.invitation.note))
         if holder is not None:
             station.roles.append(holder)
-        home: Home | None = None
         if rank in roles.workers:
             place = InputContext(len(roles.workers), roles.workers.index(rank), 1)
-            home = self._worker = Worker(
+            self._worker = Worker(
                 station, roles.chief, slots, roles.servers, place, rank,
                 is_relaxed=self.options.consistency == "relaxed",
             )
             station.roles.append(self._worker)
-            self._worker.strategy = self
         if rank == roles.chief:
-            home = self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
-            self.chief.strategy, self.chief.worker = self, self._worker
+            self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
+            self.chief.worker = self._worker
             self.chief.partitioner = self._partitioner
-            station.whole = Whole(self.communicator.order)
+            station.whole = Whole(replicas.communicator.order)
             station.roles.append(self.chief)
             atexit.register(_end_all, weakref.ref(self))
             ending.tell_code()
@@ -205,29 +213,16 @@ class ParameterServerStrategy(Strategy):
             station.roles.insert(0, Others(station, self.chief.lock))
         self._listener = Listener(station, roles.chief)
         station.roles += [self._listener, EndTaker(self.note_end)]
-        self._set_home(home or self.arena)
-
-    def _set_home(self, home: Home) -> None:
-        self._cross_entry = context.Entry(self, None, home)
-        self._replica_entry = context.Entry(self, self._replica_context, home)
+        return [home for home in (self.chief, self._worker) if home is not None]
 
     @property
     def replica(self) -> ReplicaContext:
         """Local. The replica context inside `run`."""
         return self._replica_context
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> AbstractContextManager[None]:
         """Local. Surrounds a function that a worker runs."""
-        worker = cast(Worker, self._worker)
-        before = self._cross_entry, self._replica_entry
-        self._set_home(worker)
-        context.push(self._cross_entry)
-        try:
-            yield
-        finally:
-            context.pop()
-            self._cross_entry, self._replica_entry = before
+        return self.at_home(cast(Worker, self._worker))
 
     def _serve_and_leave(self) -> None:
         try:

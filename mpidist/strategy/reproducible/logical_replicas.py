@@ -61,13 +61,13 @@ class LogicalReplicas:
     def gradients(self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int, blas_threads: int) -> Any:
         """Collective. See `Strategy.gradients`."""
         communicator = self._owner.communicator
-        if self._owner.arena.namespace is not np:
+        if self._owner.namespace is not np:
             raise mark_shared(NotImplementedError(
                 "gradients of logical replicas are computed and added up in host memory, but this strategy's variables "
                 "are on GPUs: compute them in `run`, or use a strategy on CPUs"
             ))
         leaves, spec = tree.flatten(batch)
-        with self._owner.arena.calls.during("gradients"):
+        with self._owner.replicas.calls.during("gradients"):
             arrays, rows, logical_replicas, blas_threads = together(
                 communicator, "gradients", lambda: (*_rows_of(leaves), *_whole_counts(logical_replicas, blas_threads))
             )
@@ -84,7 +84,7 @@ class LogicalReplicas:
             raise mark_shared(error) from None
         self._calls += 1
         is_checked = (
-            self._owner.arena.options.check or self._calls <= _CHECKED_CALLS or self._calls & (self._calls - 1) == 0
+            self._owner.replicas.options.check or self._calls <= _CHECKED_CALLS or self._calls & (self._calls - 1) == 0
         )
         controller = self._current_controller()
         if is_checked or self.numerics.present is None or self.numerics.present.blas_threads != blas_threads:
@@ -99,7 +99,7 @@ class LogicalReplicas:
         """Collective. The rows that this rank computes with, sent by the ranks that have them."""
         communicator = self._owner.communicator
         sent = [array[rows] for rows in cut.sent(communicator.rank)]
-        return np.concatenate(self._owner.arena.collective.all_to_all(sent))
+        return np.concatenate(self._owner.replicas.collective.all_to_all(sent))
 
     def _call_all(
         self, fn: Callable[[Any], Any], arrays: list[AnyArray | None], spec: Any, cut: MicroBatches
@@ -114,7 +114,7 @@ class LogicalReplicas:
             own = slice(rows.start - begin, rows.stop - begin)
             micro_batch = tree.unflatten(spec, [None if one is None else _aligned(one[own]) for one in arrays])
             replica = ReplicaContext(self._owner, number, replica_count=cut.count)
-            context.push(Entry(self._owner, replica, self._owner.arena, refusal))
+            context.push(Entry(self._owner, replica, self._owner.home, refusal))
             try:
                 result = fn(micro_batch)
             finally:
@@ -140,7 +140,7 @@ class LogicalReplicas:
         for dtype, size in flat_sizes(layout).items():
             rows = results.rows(dtype)
             sums[dtype] = aligned_zeros(size, dtype)
-            length = max(1, (self._owner.arena.options.bytes_per_pack or CHUNK_BYTES) // dtype.itemsize)
+            length = max(1, (self._owner.replicas.options.bytes_per_pack or CHUNK_BYTES) // dtype.itemsize)
             for low in range(0, size, length):
                 piece = slice(low, min(low + length, size))
                 self._sum_piece([row[piece] for row in rows], nodes, sums[dtype][piece])
@@ -152,7 +152,7 @@ class LogicalReplicas:
         There are four ways. All of them make the additions of the same tree, and so give the same bits; they differ in
         the number of messages and bytes.
         """
-        communicator, collective = self._owner.communicator, self._owner.arena.collective
+        communicator, collective = self._owner.communicator, self._owner.replicas.collective
         pairs = pairing([node for own in nodes for node in own])
         if communicator.size == 1:
             total[...] = combine_pairs(rows, pairs, ReduceOp.SUM)

@@ -22,7 +22,7 @@ from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.memory.slab import SlabRange
 from mpidist.variables.reading import read_together
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
-from mpidist.variables.variable import BaseVariable, Read, in_replica_context
+from mpidist.variables.variable import BaseVariable, Read
 from mpidist.variables.whole_numbers import changed, changed_rows
 
 S = TypeVar("S", bound="MirroredVariable")
@@ -171,7 +171,7 @@ class MirroredVariable(BaseVariable):
             prepare: Makes of the one array what is written, on every rank before the first one writes.
         """
         context.require_collectives()
-        if in_replica_context():
+        if context.in_replica():
             array = self._aggregate(array)
         elif self.arena.options.check:
             self._require_same(array, array.tobytes())
@@ -187,7 +187,7 @@ class MirroredVariable(BaseVariable):
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
         """Collective. See `Scatter.scatter`."""
         context.require_collectives()
-        in_replica = in_replica_context()
+        in_replica = context.in_replica()
         aggregates = in_replica and self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
         if aggregates and kind in ONE_WRITER:
             raise mark_shared(NotImplementedError(
@@ -246,15 +246,16 @@ def create_mirrored(
     trainable: bool = True,
     aggregation: VariableAggregation = VariableAggregation.NONE,
     sparse_gradient: bool = False,
+    kind: Callable[..., MirroredVariable] = MirroredVariable,
 ) -> MirroredVariable:
-    """Collective. A new variable whose value is the first replica's `initial`.
+    """Collective. A new variable whose value is the first replica's `initial`; `kind` makes it.
 
     Raises:
         MismatchError: Shape or dtype of `initial` differ between ranks.
         TypeError: A dtype that holds no numbers.
     """
     number, address = arena.create(name, initial.shape, initial.dtype)
-    variable = MirroredVariable(
+    variable = kind(
         arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation,
         sparse_gradient=sparse_gradient,
     )

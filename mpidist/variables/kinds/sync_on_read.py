@@ -19,7 +19,7 @@ from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronizati
 from mpidist.variables.kinds.on_read import OnReadVariable
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.reading import read_together
-from mpidist.variables.variable import Read, in_replica_context
+from mpidist.variables.variable import Read
 from mpidist.variables.whole_numbers import changed, fitting
 
 S = TypeVar("S", bound="SyncOnReadVariable")
@@ -116,7 +116,7 @@ class SyncOnReadVariable(OnReadVariable):
         Inside `variable_sync_on_read_context` it is the aggregate in replica context, too.
         """
         # Of a variable of no strategy the aggregate is the component, and a copy.
-        is_own = in_replica_context() or (self.is_per_replica and self._is_in_replica())
+        is_own = context.in_replica() or (self.is_per_replica and self._is_in_replica())
         return self.component if is_own and not _reading.aggregates else self.aggregate()
 
     def aggregate(self) -> AnyArray:
@@ -146,7 +146,7 @@ class SyncOnReadVariable(OnReadVariable):
 
     def _is_in_replica(self) -> bool:
         # A program begins in the replica context of the default strategy, whose `run` is a plain call.
-        return in_replica_context() or (self.arena.is_default and context.innermost() is None)
+        return context.in_replica() or (self.arena.is_default and context.innermost() is None)
 
     def accumulate(self, delta: AnyArray) -> None:
         """Local. Add to this replica's own component, whatever the context.

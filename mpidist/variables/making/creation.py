@@ -14,7 +14,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.group.agreement import exchange, require_same
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
-from mpidist.variables.kinds.mirrored import create_mirrored
+from mpidist.variables.kinds.mirrored import MirroredVariable, create_mirrored
 from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.variable import BaseVariable
@@ -30,6 +30,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
     aggregation: VariableAggregation | str = VariableAggregation.NONE,
     sparse_gradient: bool = False,
+    kind: Callable[..., MirroredVariable] = MirroredVariable,
 ) -> BaseVariable:
     """Collective. Create a variable over the arena's ranks; its value is the first replica's.
 
@@ -43,6 +44,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         synchronization: AUTO is ON_WRITE.
         aggregation: How replicas' values are combined.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
+        kind: Makes an ON_WRITE variable; takes the arguments of `MirroredVariable`.
 
     Returns:
         The variable.
@@ -81,7 +83,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         return SyncOnReadVariable(arena, initial, name=name, aggregation=traits.aggregation)
     return create_mirrored(
         arena, initial, name=name, trainable=traits.trainable, aggregation=traits.aggregation,
-        sparse_gradient=traits.sparse_gradient,
+        sparse_gradient=traits.sparse_gradient, kind=kind,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import weakref
 from abc import ABC
@@ -21,20 +20,17 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.choice import selection
-from mpidist.comm.cross_device.chosen_collective import take_collective
-from mpidist.comm.front.arrival import Arrival
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.agreement import require_same
-from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.resource import end_all
 from mpidist.comm.memory.node_memory import NodeMemory
-from mpidist.options import CommunicationImplementation, CommunicationOptions
+from mpidist.options import CommunicationImplementation
 from mpidist.recorder.calls import Calls
 from mpidist.variables.memory import sharing
 from mpidist.variables.memory.slab import Slab, SlabRange, line_elements, padded
+from mpidist.variables.replicas import Replicas
 from mpidist.variables.update.parts import initial
 from mpidist.variables.variable import Home
 
@@ -66,28 +62,24 @@ class ArenaMemory(Home, ABC):
     `Arena` adds what variables and steps are made by.
 
     Collective. Args:
-        communicator: The strategy's ranks.
-        options: The options of the strategy's communication.
+        replicas: The strategy's ranks, and the ways they communicate. The memory is that of all of them.
         shared: True demands node memory (an error where there is none), False refuses it, None takes it where
             /dev/shm is large enough. One rank alone has private memory. An explicit `implementation`,
             `cross_device_ops` or `compression` makes memory private, too: then a collective sums the gradients, and
             not the arena.
         on_gpu: Variables and state are CuPy's, private, on the current GPU.
-        cross_device_ops: The user's way to combine arrays, see `cross_device_ops.take_collective`; None lets the
-            options choose.
 
     Raises:
         ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
-        TypeError: `cross_device_ops` is neither `CrossDeviceOps` nor a `Collective`.
         NotImplementedError: Variables on GPUs, and `compression`.
-        MismatchError: The options differ between ranks.
 
     Attributes:
-        communicator: The strategy's ranks.
+        replicas: As given.
+        communicator: All ranks of the strategy: they have the variables, make steps together, and save them.
+        options: Those of the replicas.
         namespace: The module of the variables' arrays: `numpy`, or `cupy`.
-        collective: Over all ranks.
-        wire_dtype: In which gradients are sent; None for their own.
-        has_user_collective: Whether the collective is the user's.
+        calls: Notes what all these ranks do together.
+        collective: Over the replicas: gradients and values of variables are combined by it.
         arrival: The ranks' meeting before a step under `timeout_seconds`, else None.
         lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane, and
             where a collective that was asked for sums the gradients.
@@ -95,7 +87,7 @@ class ArenaMemory(Home, ABC):
         barrier: Collective over the node: waits for its ranks. In a private arena it returns at once.
         shares_memory: Whether new slabs are in node memory.
         strategy: The strategy whose variables live here, None for variables without one.
-        strategy_number: Its number among those on the same ranks, which its calls carry; see `CallOrder.deal`.
+        strategy_number: Its number among those on these ranks, which its calls carry; see `CallOrder.deal`.
         plan_count: The number of plans so far, of optimizers.
         overflow_counts: The overflow counts of the node's ranks, see `step.alarm`; None before the first plan.
         is_default: Whether its variables are of no strategy.
@@ -104,48 +96,35 @@ class ArenaMemory(Home, ABC):
     """
 
     is_default = False
+    strategy: object | None = None
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        options: CommunicationOptions | None = None,
-        *,
-        shared: bool | None = None,
-        cross_device_ops: object | None = None,
-        on_gpu: bool = False,
-    ) -> None:
-        options = CommunicationOptions().merge(options)
-        checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
-        self.options = selection.agreed(communicator, replace(options, check=checks))
-        self.communicator = communicator
-        self.strategy_number = owner = communicator.order.deal("strategy")
-        self.calls: Calls = communicator.calls.limited(options.timeout_seconds, owner)
+    def __init__(self, replicas: Replicas, *, shared: bool | None = None, on_gpu: bool = False) -> None:
+        self.replicas = replicas
+        self.communicator = communicator = replicas.everyone
+        self.options, self.collective, self.arrival = replicas.options, replicas.collective, replicas.arrival
+        self.strategy_number = owner = replicas.number
+        self.calls: Calls = replicas.calls
+        if communicator is not replicas.communicator:
+            self.calls = communicator.calls.limited(self.options.timeout_seconds, owner)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
-        self.strategy: object | None = None
         self.plan_count = 0
         self.overflow_counts: AnyArray | None = None
         # Reentrant: what a step calls may copy variables.
         self.guard = threading.RLock()
-        given = take_collective(cross_device_ops, communicator, self.options, owner)
-        self.has_user_collective = given is not None
-        self.wire_dtype = None if self.options.wire_dtype is None else named_dtype(self.options.wire_dtype)
-        # Norms, metrics and what users reduce are not rounded.
-        exact = replace(self.options, wire_dtype=None)
-        self.collective: CollectiveFront = given or selection.choose(communicator, exact, owner)
         self.lane_count = min(communicator.node_sizes)
-        # A step is timed here, where every rank of the job can be named, and not on each lane.
-        self.arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
         lane = communicator.open_lane()
         asked_for = selection.asked_for(self.options)
         summed_by = (
-            "`compression`" if options.compression is not None
-            else "`cross_device_ops`" if given is not None
+            "`compression`" if self.options.compression is not None
+            else "`cross_device_ops`" if replicas.has_user_collective
             else f"the implementation {asked_for.name}" if asked_for is not CommunicationImplementation.AUTO
             else None
         )
         self.lane: CollectiveFront | None = None
         if lane is not None and summed_by is None:
-            self.lane = selection.choose(lane, replace(exact, timeout_seconds=None), owner)
+            # Not rounded, as what is reduced over all ranks; a step is timed once, by `arrival`.
+            exact = replace(self.options, wire_dtype=None, timeout_seconds=None)
+            self.lane = selection.choose(lane, exact, owner)
         shared = sharing.wanted(shared, self.options, summed_by, on_gpu=on_gpu)
         self._demanded = shared is True
         barrier = sharing.agree(communicator, shared)
@@ -159,21 +138,20 @@ class ArenaMemory(Home, ABC):
         self._serial = 0
 
     def _is_whole(self) -> bool:
-        is_late = self.arrival is not None and self.arrival.is_broken
-        return self.communicator.is_whole() and not is_late
+        return self.replicas.is_whole()
 
     def _end(self, *, is_collective: bool) -> None:
         """The memory of variables goes with the last of them: values can be read after the end."""
-        end_all([self.collective, *([] if self.lane is None else [self.lane])], is_collective=is_collective)
+        end_all([] if self.lane is None else [self.lane], is_collective=is_collective)
         self._slabs.clear()
+
+    def set_strategy(self, strategy: object) -> None:
+        """Local. See `Home.set_strategy`."""
+        self.strategy = strategy
 
     def require_open(self) -> None:
         """Local. Raise RuntimeError if the strategy of this arena is closed."""
-        if self.is_closed:
-            raise RuntimeError(
-                "this strategy is closed: it makes and combines nothing any more. Variables on servers have ended with "
-                "it, others can be read. Make a new strategy"
-            )
+        self.replicas.require_open()
 
     def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, SlabRange]:
         """Collective. Find an address for a variable; its memory is zero, or what an earlier variable left.

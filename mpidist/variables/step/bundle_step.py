@@ -68,7 +68,7 @@ def _open_sums(bundle: Bundle, numbers: Sequence[int], chunks: Sequence[Chunk], 
     blocks = _blocks_in(chunks)
     # Two collectives do more than add, therefore they are asked on one rank, too: the user's own, and one with a
     # `wire_dtype`, which rounds the sums.
-    does_more = arena.has_user_collective or arena.wire_dtype is not None
+    does_more = arena.replicas.has_user_collective or arena.replicas.wire_dtype is not None
     if is_summed or (arena.communicator.size == 1 and not does_more):
         return GivenSums(blocks)
     if not bundle.is_shared:
@@ -92,7 +92,7 @@ def _adder_of(bundle: Bundle) -> Add:
 
 def _all_reduce_of(bundle: Bundle, numbers: Sequence[int], collective: CollectiveFront) -> AllReduce:
     """The sums of pieces of gradients: rounded to the wire dtype where all gradients together are large enough."""
-    wire_dtype = bundle.arena.wire_dtype
+    wire_dtype = bundle.arena.replicas.wire_dtype
     if wire_dtype is not None:
         # Neither the variable nor the piece decides, which depend on how a model and a message are cut.
         byte_count = sum(high - low for low, high in bundle.merged(numbers)) * bundle.dtype.itemsize

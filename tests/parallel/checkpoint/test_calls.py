@@ -14,9 +14,9 @@ from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers.families.adam import Adam
-from mpidist.strategy.base import Strategy
 from mpidist.variables.making.creation import create_variable
 from tests.helpers.calls import calls_of
+from tests.helpers.strategies import ArenaStrategy
 
 pytestmark = pytest.mark.mpi
 
@@ -28,7 +28,7 @@ ROUNDS = {"all_gather_object", "all_reduce_max", "barrier", "broadcast_object"}
 
 def trained(communicator: Communicator) -> dict[str, Any]:
     """Two variables and an Adam that has made a step."""
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     a, b = create_variable(strategy.arena, np.zeros(100, "f4")), create_variable(strategy.arena, np.zeros(10, "f4"))
     adam = Adam(0.1)
     gradients = [(np.ones(100, "f4"), a), (np.ones(10, "f4"), b)]

@@ -28,6 +28,7 @@ from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
 from tests.helpers.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
+from tests.helpers.strategies import make_arena
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.mpi
@@ -63,7 +64,7 @@ def require_equal(model: Model, other: Model) -> None:
 
 
 def test_round_trip(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     model, fresh = Model(arena, 2.0), Model(arena, 0.0)
     path = Checkpoint(model=model).save(mpi_tmp_path / "ckpt")
     assert path == str(mpi_tmp_path / "ckpt-1.h5")
@@ -81,18 +82,18 @@ def test_round_trip(communicator: Communicator, mpi_tmp_path: Path) -> None:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("node_size", [1, 2])
 def test_round_trip_over_nodes(communicator: Communicator, mpi_tmp_path: Path, node_size: int) -> None:
-    arena = Arena(fake_nodes(communicator, node_size))
+    arena = make_arena(fake_nodes(communicator, node_size))
     model, fresh = Model(arena, 3.0), Model(arena, 0.0)
     Checkpoint(model=fresh).read(Checkpoint(model=model).write(mpi_tmp_path / "c")).assert_consumed()
     require_equal(fresh, model)
 
 
 def test_saved_on_some_ranks_restores_on_others(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    world, everyone = communicator.size, Arena(communicator)
+    world, everyone = communicator.size, make_arena(communicator)
     for savers in range(1, world + 1):
         group = communicator.split(int(communicator.rank >= savers))
         if communicator.rank < savers:
-            Checkpoint(model=Model(Arena(group), float(savers))).write(mpi_tmp_path / f"by-{savers}")
+            Checkpoint(model=Model(make_arena(group), float(savers))).write(mpi_tmp_path / f"by-{savers}")
         communicator.barrier()
     for savers in range(1, world + 1):
         path = mpi_tmp_path / f"by-{savers}"
@@ -100,22 +101,22 @@ def test_saved_on_some_ranks_restores_on_others(communicator: Communicator, mpi_
         Checkpoint(model=fresh).read(path).assert_consumed()
         require_equal(fresh, Model(everyone, float(savers)))
         for readers in range(1, world):
-            arena = Arena(communicator.split(int(communicator.rank >= readers)))
+            arena = make_arena(communicator.split(int(communicator.rank >= readers)))
             fresh = Model(arena, 0.0)
             Checkpoint(model=fresh).read(path).assert_consumed()
             require_equal(fresh, Model(arena, float(savers)))
 
 
 def test_the_same_bytes_whatever_the_number_of_ranks(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    Checkpoint(model=Model(Arena(communicator), 2.0)).write(mpi_tmp_path / "all")
+    Checkpoint(model=Model(make_arena(communicator), 2.0)).write(mpi_tmp_path / "all")
     group = communicator.split(int(communicator.rank > 0))
     if communicator.rank == 0:
-        Checkpoint(model=Model(Arena(group), 2.0)).write(mpi_tmp_path / "one")
+        Checkpoint(model=Model(make_arena(group), 2.0)).write(mpi_tmp_path / "one")
         assert (mpi_tmp_path / "all.h5").read_bytes() == (mpi_tmp_path / "one.h5").read_bytes()
 
 
 def test_manager_keeps_the_last_and_restores_it(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     model = Model(arena, 1.0)
     with CheckpointManager(Checkpoint(model=model), mpi_tmp_path, 2, step_counter=model.scalar) as manager:
         assert manager.restore_or_initialize() is None
@@ -135,8 +136,8 @@ def test_manager_keeps_the_last_and_restores_it(communicator: Communicator, mpi_
 
 
 def test_a_plain_variable_may_stand_beside_distributed_ones(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    model = Model(Arena(communicator), 2.0)
-    step = create_variable(Arena(SoloCommunicator()), 5)
+    model = Model(make_arena(communicator), 2.0)
+    step = create_variable(make_arena(SoloCommunicator()), 5)
     path = Checkpoint(model=model, step=step).save(mpi_tmp_path / "c")
     step.assign(0)
     Checkpoint(model=model, step=step).restore(path).assert_consumed()
@@ -145,8 +146,8 @@ def test_a_plain_variable_may_stand_beside_distributed_ones(communicator: Commun
 
 @pytest.mark.mpi(min_size=2)
 def test_what_differs_between_ranks_is_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    shared = create_variable(Arena(communicator), 1.0)
-    step = create_variable(Arena(SoloCommunicator()), communicator.rank)
+    shared = create_variable(make_arena(communicator), 1.0)
+    step = create_variable(make_arena(SoloCommunicator()), communicator.rank)
     with pytest.raises(MismatchError, match=r"'step' of shape \(\) .* on rank 0; .* on rank 1"):
         Checkpoint(v=shared, step=step).save(mpi_tmp_path / "c")
     extra = {"more": step} if communicator.rank == 1 else {}
@@ -159,7 +160,7 @@ def test_what_differs_between_ranks_is_an_error_of_all(communicator: Communicato
 @pytest.mark.mpi(min_size=2)
 def test_another_variable_at_the_same_path_is_an_error(communicator: Communicator, mpi_tmp_path: Path) -> None:
     """Each rank of a node writes and reads a part: the file, or the variables, would be of two pieces."""
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     a, b = create_variable(arena, np.zeros(1000)), create_variable(arena, np.ones(1000))
     odd = communicator.rank == communicator.size - 1
     with pytest.raises(MismatchError, match=r"'v' of .*variable number 1 on .*'v' of .*variable number 2 on "):
@@ -172,7 +173,7 @@ def test_another_variable_at_the_same_path_is_an_error(communicator: Communicato
 
 @pytest.mark.mpi(min_size=2)
 def test_a_variable_that_one_rank_lacks_is_an_error_at_restore(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     a, b = create_variable(arena, 1.0), create_variable(arena, 2.0)
     path = Checkpoint(a=a, b=b).write(mpi_tmp_path / "c")
     a.assign(0.0)
@@ -185,14 +186,14 @@ def test_a_variable_that_one_rank_lacks_is_an_error_at_restore(communicator: Com
 @pytest.mark.mpi(min_size=2)
 def test_variables_of_several_strategies_are_an_error(communicator: Communicator, mpi_tmp_path: Path) -> None:
     other = communicator.split(0)
-    objects = {"a": create_variable(Arena(communicator), 1.0), "b": create_variable(Arena(other), 1.0)}
+    objects = {"a": create_variable(make_arena(communicator), 1.0), "b": create_variable(make_arena(other), 1.0)}
     with pytest.raises(ValueError, match=r"'a' over .* and 'b' over .* one checkpoint per strategy"):
         Checkpoint(**objects).save(mpi_tmp_path / "c")
 
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_of_their_own_leave_writing_to_rank_0(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    v = create_variable(Arena(SoloCommunicator()), float(communicator.rank))
+    v = create_variable(make_arena(SoloCommunicator()), float(communicator.rank))
     with CheckpointManager(Checkpoint(v=v), mpi_tmp_path, 1) as manager:
         for step in (1, 2):
             assert manager.save() == str(mpi_tmp_path / f"ckpt-{step}.h5")
@@ -210,7 +211,7 @@ def test_a_failure_of_one_rank_is_one_of_all_and_loses_nothing(
     rank = 0 if victim == "first" else communicator.size - 1
     if rank and call in ("posix_fallocate", "replace"):
         pytest.skip("only rank 0 does this")
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     model = Model(arena, 1.0)
     manager = CheckpointManager(Checkpoint(model=model), mpi_tmp_path, 1)
     manager.save()
@@ -245,7 +246,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_all(communicator: Commun
     if communicator.rank == 0:
         (mpi_tmp_path / "file").write_text("")
     communicator.barrier()
-    v = create_variable(Arena(communicator), 1.0)
+    v = create_variable(make_arena(communicator), 1.0)
     with pytest.raises(OSError, match=r"creating checkpoint|Not a directory"):
         Checkpoint(v=v).save(mpi_tmp_path / "file" / "sub" / "c")
     with pytest.raises(OSError, match=r"preparing directory|Not a directory"):
@@ -256,7 +257,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_all(communicator: Commun
 def test_what_cannot_be_restored_is_an_error_of_all(
     communicator: Communicator, mpi_tmp_path: Path, damage: str
 ) -> None:
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     path = Path(Checkpoint(model=Model(arena, 1.0)).write(mpi_tmp_path / "c"))
     communicator.barrier()
     fresh = Model(arena, 0.0)
@@ -315,7 +316,7 @@ def test_an_optimizer_is_restored_before_its_first_step(communicator: Communicat
             self.steps = int(saved["steps"])
             self.pending = saved["slots"]["0"]
 
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     optimizer, fresh = Momentum(), Momentum()
     optimizer.build(arena)
     optimizer.steps = 12
@@ -369,7 +370,7 @@ def test_a_busy_directory_is_an_error_of_all(communicator: Communicator, mpi_tmp
         first = dataclasses.replace(this_process(), process=1, started=start)
         (mpi_tmp_path / "checkpoint.lock").write_text(json.dumps(dataclasses.asdict(first)))
     communicator.barrier()
-    manager = CheckpointManager(Checkpoint(v=create_variable(Arena(communicator), 1.0)), mpi_tmp_path, 1)
+    manager = CheckpointManager(Checkpoint(v=create_variable(make_arena(communicator), 1.0)), mpi_tmp_path, 1)
     with pytest.raises(CheckpointError, match="another job saves"):
         manager.save()
     manager.close()
@@ -388,7 +389,7 @@ from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 
 communicator = open_communicator()
-v = create_variable(Arena(communicator), np.full(1_000_000, 1.0))
+v = create_variable(make_arena(communicator), np.full(1_000_000, 1.0))
 manager = CheckpointManager(Checkpoint(v=v), sys.argv[1], 1)
 manager.restore_or_initialize()
 if manager.latest_checkpoint is not None:

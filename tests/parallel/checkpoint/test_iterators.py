@@ -18,8 +18,8 @@ from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_dataset import DistributedDataset
 from mpidist.errors import CheckpointError, MismatchError
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
+from tests.helpers.strategies import make_arena
 
 pytestmark = pytest.mark.mpi
 
@@ -85,7 +85,7 @@ def test_a_failure_is_one_of_all(communicator: Communicator, mpi_tmp_path: Path)
 @pytest.mark.mpi(min_size=2)
 def test_what_else_it_holds_is_the_same_on_all_its_ranks(communicator: Communicator, mpi_tmp_path: Path) -> None:
     iterator = begin(communicator)
-    step = create_variable(Arena(SoloCommunicator()), 3)
+    step = create_variable(make_arena(SoloCommunicator()), 3)
     path = Checkpoint(iterator=iterator, step=step).write(mpi_tmp_path / "c")
     step.assign(0)
     Checkpoint(iterator=iterator, step=step).read(path).assert_consumed()

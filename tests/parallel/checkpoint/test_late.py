@@ -19,11 +19,11 @@ from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, is_shared
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.module import Module
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import ArenaStrategy, make_arena
 
 pytestmark = pytest.mark.mpi
 
@@ -61,7 +61,7 @@ def values(layer: Layer) -> list[float]:
 
 @pytest.fixture
 def arena(communicator: Communicator) -> Arena:
-    return Arena(communicator)
+    return make_arena(communicator)
 
 
 def test_attributes_of_modules_are_restored_when_they_are_set(arena: Arena, mpi_tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_each_takes_its_values_once(arena: Arena, mpi_tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_has_gone_on_is_not_set_back(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
 
     def build() -> tuple[Any, Any]:
         with strategy.scope():
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_an_error_of_all_where_it_is_set(
 
 
 def test_variables_that_are_made_inside_run(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     path = save(strategy.arena, mpi_tmp_path)
     late: Any = Module()
     Checkpoint(model=late).restore(path)

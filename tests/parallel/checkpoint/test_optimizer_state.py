@@ -17,10 +17,10 @@ from mpidist.errors import CheckpointError
 from mpidist.optimizers.families.adam import Adam
 from mpidist.optimizers.loss_scale import LossScaleOptimizer
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import ArenaStrategy
 
 pytestmark = pytest.mark.mpi
 
@@ -31,7 +31,7 @@ def make(arena: Arena, value: float) -> dict[str, BaseVariable]:
     return {name: create_variable(arena, np.full(50, value), name=name) for name in NAMES}
 
 
-def step(strategy: Strategy, optimizer: Any, variables: dict[str, BaseVariable], names: tuple[str, ...]) -> None:
+def step(strategy: ArenaStrategy, optimizer: Any, variables: dict[str, BaseVariable], names: tuple[str, ...]) -> None:
     gradients = {name: np.full(50, number + 1.0) for number, name in enumerate(NAMES)}
     strategy.run(lambda: optimizer.apply_gradients([(gradients[name], variables[name]) for name in names]))
 
@@ -58,7 +58,7 @@ def inner(optimizer: Any) -> Optimizer:
 def test_variables_in_another_order_keep_their_state(
     communicator: Communicator, mpi_tmp_path: Path, kind: Any, when: str
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     straight, saved = make(strategy.arena, 1.0), make(strategy.arena, 1.0)
     one, two = kind(), kind()
     for optimizer, variables in ((one, straight), (two, saved)):
@@ -83,7 +83,7 @@ def test_variables_in_another_order_keep_their_state(
 
 
 def test_the_file_names_state_by_the_path_of_the_variable(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables, optimizer = make(strategy.arena, 1.0), Adam(0.1)
     step(strategy, optimizer, variables, ("b", "a", "c"))
     path = Checkpoint(a_first=optimizer, model={"layer": variables}).write(mpi_tmp_path / "c")
@@ -95,7 +95,7 @@ def test_the_file_names_state_by_the_path_of_the_variable(communicator: Communic
 def test_state_is_found_under_another_path_of_a_shared_variable(
     communicator: Communicator, mpi_tmp_path: Path
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables, optimizer = make(strategy.arena, 1.0), Adam(0.1)
     step(strategy, optimizer, variables, NAMES)
     path = Checkpoint(first=variables, model=variables, optimizer=optimizer).write(mpi_tmp_path / "c")
@@ -108,7 +108,7 @@ def test_state_is_found_under_another_path_of_a_shared_variable(
 
 def test_files_with_numbers_are_read(communicator: Communicator, mpi_tmp_path: Path) -> None:
     """Without the variables there are no paths; older files have none at all."""
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables, optimizer = make(strategy.arena, 1.0), Adam(0.1)
     step(strategy, optimizer, variables, NAMES)
     alone = Checkpoint(optimizer=optimizer).write(mpi_tmp_path / "c")
@@ -144,7 +144,7 @@ class Former:
 def test_files_of_before_paths_were_stored_are_read(
     communicator: Communicator, mpi_tmp_path: Path, when: str
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     straight, optimizer = make(strategy.arena, 1.0), Adam(0.1, gradient_accumulation_steps=2)
     for _ in range(3):
         step(strategy, optimizer, straight, NAMES)
@@ -167,7 +167,7 @@ def test_files_of_before_paths_were_stored_are_read(
 def test_state_of_other_variables_is_an_error_and_changes_nothing(
     communicator: Communicator, mpi_tmp_path: Path, when: str
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables, optimizer = make(strategy.arena, 1.0), Adam(0.1)
     step(strategy, optimizer, variables, NAMES)
     path = Checkpoint(model=variables, optimizer=optimizer).write(mpi_tmp_path / "c")
@@ -190,7 +190,7 @@ def test_a_layer_more_begins_anew_and_the_others_go_on(
     def kind() -> Any:
         return LossScaleOptimizer(Adam(0.1), 4.0) if scaled else Adam(0.1)
 
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     straight, optimizer, few = make(strategy.arena, 1.0), kind(), NAMES[:2]
     for _ in range(3):
         step(strategy, optimizer, straight, few)
@@ -217,7 +217,7 @@ def test_a_layer_more_begins_anew_and_the_others_go_on(
 def test_a_layer_less_is_left_and_the_others_go_on(
     communicator: Communicator, mpi_tmp_path: Path, frozen: bool
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     straight, optimizer, few = make(strategy.arena, 1.0), Adam(0.1, gradient_accumulation_steps=2), NAMES[1:]
     for _ in range(3):
         step(strategy, optimizer, straight, NAMES)
@@ -242,7 +242,7 @@ def test_a_layer_less_is_left_and_the_others_go_on(
 def test_an_average_of_a_variable_does_not_begin_in_the_middle(
     communicator: Communicator, mpi_tmp_path: Path
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables, optimizer, few = make(strategy.arena, 1.0), Adam(0.1, use_ema=True), NAMES[:2]
     step(strategy, optimizer, variables, few)
     path = Checkpoint(model={name: variables[name] for name in few}, o=optimizer).write(mpi_tmp_path / "c")
@@ -257,7 +257,7 @@ def test_an_average_of_a_variable_does_not_begin_in_the_middle(
 def test_no_rank_reads_a_slot_whole(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     size = 6000
     table, optimizer = create_variable(strategy.arena, np.ones(size)), Adam(0.1)
     strategy.run(lambda: optimizer.apply_gradients([(np.ones(size), table)]))
@@ -291,7 +291,7 @@ def test_no_rank_reads_a_slot_whole(
 def test_state_that_waits_for_build_is_saved_again(
     communicator: Communicator, mpi_tmp_path: Path, steps: dict[str, Any]
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     straight, optimizer = make(strategy.arena, 1.0), Adam(0.1, **steps)
     for _ in range(3):
         step(strategy, optimizer, straight, NAMES)
@@ -314,7 +314,7 @@ def test_state_that_waits_for_build_is_saved_again(
 def test_a_learning_rate_that_was_changed_comes_back(
     communicator: Communicator, mpi_tmp_path: Path, kind: Any, when: str
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables, optimizer = make(strategy.arena, 1.0), kind(0.1)
     step(strategy, optimizer, variables, NAMES)
     inner(optimizer).learning_rate = 1 / 3
@@ -338,7 +338,7 @@ def test_a_learning_rate_that_was_changed_comes_back(
 
 
 def test_a_schedule_is_the_program_s_own(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables = make(strategy.arena, 1.0)
 
     def schedule(step: int) -> float:
@@ -362,7 +362,7 @@ def test_a_schedule_is_the_program_s_own(communicator: Communicator, mpi_tmp_pat
 def test_files_of_before_the_learning_rate_was_stored_are_read(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     variables, optimizer = make(strategy.arena, 1.0), Adam(0.1)
     step(strategy, optimizer, variables, NAMES)
     state = Optimizer.state

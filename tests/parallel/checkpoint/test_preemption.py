@@ -17,8 +17,8 @@ from mpidist.checkpoint.preemption import handler as preemption
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
-from mpidist.strategy.base import Strategy
 from tests.helpers.clocks import SetClock
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -36,7 +36,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def train(
-    strategy: Strategy, folder: str, told: dict[int, int], steps: int = 12, *, clock: SetClock | None = None,
+    strategy: ArenaStrategy, folder: str, told: dict[int, int], steps: int = 12, *, clock: SetClock | None = None,
     step_seconds: float = 1.0, **settings: Any,
 ) -> dict[str, Any]:
     """Train for some steps; `told` has the step at which a rank gets SIGTERM.
@@ -81,7 +81,7 @@ def test_all_ranks_save_at_the_same_step(
 ) -> None:
     size = communicator.size
     told = {0: 4} if who == "first" else {size - 1: 4} if who == "last" else {rank: 4 + rank for rank in range(size)}
-    strategy = Strategy(lay_out(communicator, layout))
+    strategy = ArenaStrategy(lay_out(communicator, layout))
     result = train(strategy, str(mpi_tmp_path), told)
     # Step 4, counted from 0, is the one that still runs; then the exit function returns, and one step more is made.
     assert result["ended"] == [5]
@@ -96,7 +96,7 @@ def test_rank_0s_clock_decides(communicator: Communicator, mpi_tmp_path: Path) -
     seconds = {0: 1.0, 1: 100.0}.get(communicator.rank, 0.0)
     settings = {"time_limit": 20.5, "save_seconds": 0.01, "save_factor": 1.0}
     result = train(
-        Strategy(communicator), str(mpi_tmp_path), {}, 100, clock=SetClock(), step_seconds=seconds, **settings
+        ArenaStrategy(communicator), str(mpi_tmp_path), {}, 100, clock=SetClock(), step_seconds=seconds, **settings
     )
     # Two steps are left at 18.5, of which all ranks know a step later.
     assert result["ended"] == [20]
@@ -108,7 +108,7 @@ def test_an_end_that_is_no_time_is_an_error_of_every_rank(
     if communicator.rank == 0:
         monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
     with pytest.raises(LauncherError, match="SLURM_JOB_END_TIME must be a number of seconds since 1970, got 'soon'"):
-        train(Strategy(communicator), str(mpi_tmp_path), {}, 2)
+        train(ArenaStrategy(communicator), str(mpi_tmp_path), {}, 2)
 
 
 @pytest.mark.parametrize("layout", ["node", "pairs", "each"])
@@ -117,7 +117,7 @@ def test_a_rank_that_fails_loses_nothing(
     communicator: Communicator, mpi_tmp_path: Path, layout: str, place: str
 ) -> None:
     """Others look for it before the next step, come out of that, or save already where it alone had the notice."""
-    strategy = Strategy(lay_out(communicator, layout))
+    strategy = ArenaStrategy(lay_out(communicator, layout))
     with strategy.scope():
         variable: Any = mpidist.Variable(np.zeros(500, np.float32))
         optimizer = mpidist.optimizers.SGD(1.0)

@@ -24,6 +24,7 @@ from mpidist.variables.arena import Arena
 from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import make_arena
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -63,7 +64,7 @@ def require(variables: list[SyncOnReadVariable], replica: int) -> None:
 
 
 def test_each_replica_gets_its_own_component_back(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    arena, size = Arena(communicator), communicator.size
+    arena, size = make_arena(communicator), communicator.size
     saved, fresh = make(arena, filled=True), make(arena, filled=False)
     path = Checkpoint(v=saved).save(mpi_tmp_path / "c")
     Checkpoint(v=fresh).restore(path).assert_consumed()
@@ -94,12 +95,12 @@ def test_saved_by_n_restored_by_m(
     for savers in range(1, world + 1):
         group = communicator.split(int(communicator.rank >= savers))
         if communicator.rank < savers:
-            Checkpoint(v=make(Arena(group), filled=True)).write(mpi_tmp_path / f"by-{savers}")
+            Checkpoint(v=make(make_arena(group), filled=True)).write(mpi_tmp_path / f"by-{savers}")
     communicator.barrier()
     for savers in range(1, world + 1):
         for readers in range(1, world + 1):
             group = communicator.split(int(communicator.rank >= readers))
-            fresh = make(Arena(group), filled=False)
+            fresh = make(make_arena(group), filled=False)
             caplog.clear()
             with caplog.at_level(logging.WARNING, "mpidist"):
                 Checkpoint(v=fresh).read(mpi_tmp_path / f"by-{savers}").assert_consumed()
@@ -113,7 +114,7 @@ def test_saved_by_n_restored_by_m(
 
 
 def test_the_manager_keeps_components(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     v, w = per_replica(arena, dtype="u4"), create_variable(arena, np.arange(2000.0))
     with CheckpointManager(Checkpoint(v=v, w=w), mpi_tmp_path, 1) as manager:
         for _ in range(2):
@@ -127,7 +128,7 @@ def test_the_manager_keeps_components(communicator: Communicator, mpi_tmp_path: 
 
 
 def test_another_kind_is_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    arena, n = Arena(communicator), communicator.size
+    arena, n = make_arena(communicator), communicator.size
     summed: dict[str, Any] = {
         "synchronization": VariableSynchronization.ON_READ, "aggregation": VariableAggregation.SUM,
     }
@@ -152,7 +153,7 @@ def test_another_kind_is_an_error_of_all(communicator: Communicator, mpi_tmp_pat
 
 @pytest.mark.parametrize("replica", ["first", "last"])
 def test_a_damaged_component_is_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path, replica: str) -> None:
-    arena, number = Arena(communicator), 0 if replica == "first" else communicator.size - 1
+    arena, number = make_arena(communicator), 0 if replica == "first" else communicator.size - 1
     v = per_replica(arena, (PIECE_BYTES // 8 + 100,))
     path = Path(Checkpoint(v=v).write(mpi_tmp_path / "c"))
     communicator.barrier()
@@ -171,7 +172,7 @@ def test_a_damaged_component_is_an_error_of_all(communicator: Communicator, mpi_
 
 
 def test_a_plain_one_beside_distributed_ones_is_saved_once(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    alone, v = per_replica(Arena(SoloCommunicator()), (2,)), create_variable(Arena(communicator), 1.0)
+    alone, v = per_replica(make_arena(SoloCommunicator()), (2,)), create_variable(make_arena(communicator), 1.0)
     alone.accumulate(np.array([3.0, 4.0]))
     path = Checkpoint(alone=alone, v=v).write(mpi_tmp_path / "c")
     with h5py.File(path) as file:
@@ -200,7 +201,7 @@ def test_an_object_with_state_may_have_some(communicator: Communicator, mpi_tmp_
         def load_state(self, saved: Any) -> None:
             self.seed.load(saved["seed"].read_for(self.seed))
 
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     generator, fresh = Generator(arena), Generator(arena)
     generator.seed.accumulate(np.array([communicator.rank, 2**63], "u8"))
     Checkpoint(g=fresh).read(Checkpoint(g=generator).write(mpi_tmp_path / "c")).assert_consumed()

@@ -26,15 +26,15 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError, MismatchError, is_shared
 from mpidist.optimizers import Adam
 from mpidist.options import VariableSynchronization
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
+from tests.helpers.strategies import make_arena
 
 pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.mpi(min_size=2)
 def test_directories_and_paths_must_be_the_same(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), 1.0))
     own = mpi_tmp_path / f"of-{communicator.rank % 2}"
     manager = CheckpointManager(checkpoint, own, 1)
     for act in (manager.save, manager.restore_or_initialize):
@@ -58,7 +58,7 @@ def test_an_odd_number_on_one_rank_is_an_error_of_all(
     communicator: Communicator, mpi_tmp_path: Path, victim: str
 ) -> None:
     rank = 0 if victim == "first" else communicator.size - 1
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), 1.0))
     number: Any = 2.5 if communicator.rank == rank else 3
     with (
         CheckpointManager(checkpoint, mpi_tmp_path, 1) as manager,
@@ -71,7 +71,7 @@ def test_clocks_may_differ(communicator: Communicator, mpi_tmp_path: Path, monke
     """Rank 0's clock and its view of the directory count; other ranks' lists of checkpoints are the same."""
     clock = [1e9 + 7200.0 * communicator.rank]
     monkeypatch.setattr(time, "time", lambda: clock[0])
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), 1.0))
     with CheckpointManager(checkpoint, mpi_tmp_path, 1, keep_checkpoint_every_n_hours=1) as manager:
         for _ in range(4):
             clock[0] += 1800 * (1 + communicator.rank)
@@ -85,7 +85,7 @@ def test_clocks_may_differ(communicator: Communicator, mpi_tmp_path: Path, monke
 def test_a_rank_that_reads_an_old_state_file_goes_on_with_the_others(
     communicator: Communicator, mpi_tmp_path: Path
 ) -> None:
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), 1.0))
     # The last rank looks into the directory before anything is there.
     late = CheckpointManager(checkpoint, mpi_tmp_path, 2) if communicator.rank == communicator.size - 1 else None
     with CheckpointManager(checkpoint, mpi_tmp_path, 2) as manager:
@@ -100,7 +100,7 @@ def test_a_rank_that_reads_an_old_state_file_goes_on_with_the_others(
 def test_a_manager_does_not_follow_the_program_to_another_directory(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), 1.0))
     here, there = mpi_tmp_path / "here", mpi_tmp_path / "there"
     for place in (here, there):
         place.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def test_ranks_in_different_directories_get_an_error_that_says_so(
     place = mpi_tmp_path / str(communicator.rank)
     place.mkdir()
     monkeypatch.chdir(place)
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), 1.0))
     with pytest.raises(FileNotFoundError, match=r"rank 0 has made 'run/.*tmp', and this rank .*/1'"):
         checkpoint.save("run/c")
     communicator.barrier()
@@ -139,7 +139,7 @@ def test_ranks_in_different_directories_get_an_error_that_says_so(
 def test_a_rank_that_cannot_open_the_file_makes_all_raise(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
-    v = create_variable(Arena(communicator), 1.0)
+    v = create_variable(make_arena(communicator), 1.0)
     path = Checkpoint(v=v).write(mpi_tmp_path / "c")
     v.assign(5.0)
     original, rank = os.open, 0 if victim == "first" else communicator.size - 1
@@ -161,7 +161,7 @@ def test_a_rank_that_cannot_open_the_file_makes_all_raise(
 def test_a_file_that_is_replaced_while_the_ranks_open_it_is_an_error_of_all(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    v, w = create_variable(Arena(communicator), 1.0), create_variable(Arena(communicator), np.ones(5000))
+    v, w = create_variable(make_arena(communicator), 1.0), create_variable(make_arena(communicator), np.ones(5000))
     checkpoint = Checkpoint(v=v, w=w)
     path = checkpoint.write(mpi_tmp_path / "best")
     v.assign(2.0)
@@ -211,7 +211,7 @@ class Choosy:
 def test_an_object_that_takes_no_state_on_one_rank_makes_all_raise(
     communicator: Communicator, mpi_tmp_path: Path, error: Any, kind: type[Exception], text: str
 ) -> None:
-    variable, after = create_variable(Arena(communicator), 1.0), Choosy(None)
+    variable, after = create_variable(make_arena(communicator), 1.0), Choosy(None)
     checkpoint = Checkpoint(b=Choosy(error if communicator.rank == 1 else None), c=after, v=variable)
     path = checkpoint.write(mpi_tmp_path / "c")
     variable.assign(2.0)
@@ -226,7 +226,7 @@ class Loading:
     """Its variable is loaded by its own hands; on one rank it fails before that."""
 
     def __init__(self, communicator: Communicator, *, fails: bool) -> None:
-        self.variable = create_variable(Arena(communicator), np.ones(3))
+        self.variable = create_variable(make_arena(communicator), np.ones(3))
         self.fails = fails
 
     def state(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def test_a_read_that_fails_on_one_rank_is_an_error_of_all(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Whichever it is: some lie between calls of the ranks, in an optimizer for instance."""
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     variable = create_variable(arena, np.ones(5), name="v")
     optimizer = Adam(0.5, use_ema=True, gradient_accumulation_steps=2)
     optimizer.apply_gradients([(np.ones(5), variable)])
@@ -296,7 +296,7 @@ def test_a_read_that_fails_on_one_rank_is_an_error_of_all(
 def test_what_was_restored_half_way_is_not_saved(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way_out: str
 ) -> None:
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     a, b = create_variable(arena, np.ones(9)), create_variable(arena, np.ones(9))
     checkpoint = Checkpoint(a=a, b=b)
     with CheckpointManager(checkpoint, mpi_tmp_path, 1) as manager:
@@ -336,7 +336,7 @@ def test_what_was_restored_half_way_is_not_saved(
 
 @pytest.mark.mpi(min_size=2)
 def test_paths_to_restore_must_be_the_same(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    variable = create_variable(Arena(communicator), 1.0)
+    variable = create_variable(make_arena(communicator), 1.0)
     checkpoint = Checkpoint(v=variable)
     first = checkpoint.save(mpi_tmp_path / "c")
     variable.assign(2.0)
@@ -350,7 +350,7 @@ def test_paths_to_restore_must_be_the_same(communicator: Communicator, mpi_tmp_p
 def test_without_a_state_file_the_new_checkpoint_goes_too(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), 1.0))
     with CheckpointManager(checkpoint, mpi_tmp_path, 2) as manager:
         manager.save()
 
@@ -402,7 +402,7 @@ def test_names_are_on_the_disk_before_others_name_them(
         log.append("write")
         return pwrite(descriptor, data, offset)
 
-    checkpoint = Checkpoint(v=create_variable(Arena(communicator), np.ones(10)))
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), np.ones(10)))
     with CheckpointManager(checkpoint, mpi_tmp_path, 2) as manager, monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", note_write)
         patch.setattr(os, "fsync", note_sync)
@@ -423,7 +423,7 @@ def test_names_are_on_the_disk_before_others_name_them(
 @pytest.mark.parametrize("length", [1, 85, 86, 171, 187, 255, 256, 257, 341, 512, 513, 700])
 def test_components_of_any_size_are_written(communicator: Communicator, mpi_tmp_path: Path, length: int) -> None:
     """Also one that lies in the middle of a page, or over the edge of one, between those of other ranks."""
-    arena = Arena(communicator)
+    arena = make_arena(communicator)
     options: dict[str, Any] = {"synchronization": VariableSynchronization.ON_READ}
     saved = create_variable(arena, np.zeros(length), **options)
     mine = np.arange(length) + 1000.0 * (1 + communicator.rank)
@@ -438,7 +438,7 @@ def test_components_of_any_size_are_written(communicator: Communicator, mpi_tmp_
 
 
 def test_all_go_on_with_the_checkpoint_before_a_damaged_one(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    v = create_variable(Arena(communicator), np.zeros(3000))
+    v = create_variable(make_arena(communicator), np.zeros(3000))
     with CheckpointManager(Checkpoint(v=v), mpi_tmp_path, None) as manager:
         for value in (1.0, 2.0, 3.0):
             v.assign(np.full(3000, value))
@@ -462,7 +462,7 @@ def test_all_go_on_with_the_checkpoint_before_a_damaged_one(communicator: Commun
 def test_a_plain_array_is_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path) -> None:
     class Model:
         def __init__(self) -> None:
-            self.v = create_variable(Arena(communicator), 1.0)
+            self.v = create_variable(make_arena(communicator), 1.0)
             self.mean = np.zeros(3) if communicator.rank == communicator.size - 1 else None
 
     with pytest.raises(ValueError, match=r"'m/mean': .* got an array of shape \(3,\)") as caught:
@@ -472,7 +472,7 @@ def test_a_plain_array_is_an_error_of_all(communicator: Communicator, mpi_tmp_pa
 
 @pytest.mark.mpi(min_size=2)
 def test_random_generators_that_differ_are_an_error(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    v = create_variable(Arena(communicator), 1.0)
+    v = create_variable(make_arena(communicator), 1.0)
     Checkpoint(v=v, rng=np.random.default_rng(1)).write(mpi_tmp_path / "c")
     with pytest.raises(MismatchError, match=r"'rng/content'.* on rank 0.*a row for each rank"):
         Checkpoint(v=v, rng=np.random.default_rng(communicator.rank)).write(mpi_tmp_path / "c")
@@ -485,7 +485,7 @@ def test_save_needs_the_directorys_lock(communicator: Communicator, mpi_tmp_path
         (mpi_tmp_path / "checkpoint.lock").write_text(json.dumps(dataclasses.asdict(first)))
     communicator.barrier()
     with pytest.raises(CheckpointError, match="another job saves"):
-        Checkpoint(v=create_variable(Arena(communicator), 1.0)).save(mpi_tmp_path / "c")
+        Checkpoint(v=create_variable(make_arena(communicator), 1.0)).save(mpi_tmp_path / "c")
     communicator.barrier()
     assert os.listdir(mpi_tmp_path) == ["checkpoint.lock"]
 
@@ -493,7 +493,7 @@ def test_save_needs_the_directorys_lock(communicator: Communicator, mpi_tmp_path
 def test_the_first_rank_warns_of_numbers_that_have_changed(
     communicator: Communicator, mpi_tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = SimpleNamespace(v=create_variable(Arena(communicator), 1.0), epoch=0, seconds=0.0)
+    trainer = SimpleNamespace(v=create_variable(make_arena(communicator), 1.0), epoch=0, seconds=0.0)
     checkpoint = Checkpoint(trainer=trainer)
     # Numbers may differ between the ranks: they are no part of what is saved.
     trainer.epoch, trainer.seconds = 1, 0.5 * communicator.rank

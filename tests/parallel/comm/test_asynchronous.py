@@ -25,7 +25,7 @@ from mpidist.comm.group.communication_thread import Handle, communication_thread
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CollectiveTimeoutError, MismatchError, is_shared
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -226,7 +226,7 @@ def test_by_a_strategy(communicator: Communicator) -> None:
 def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     with strategy.scope():
         variable: Any = mpidist.Variable(np.zeros(3, "float32"))
         optimizer = mpidist.optimizers.SGD(1.0, use_ema=True)

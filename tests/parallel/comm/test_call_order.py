@@ -25,7 +25,7 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import InterruptedCallError, MismatchError, is_shared
 from mpidist.optimizers import SGD
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import lay_out
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.mpi(min_size=2)]
 # There ranks whose calls differ come out of them.
 IN_NODE_MEMORY = CommunicationOptions(implementation=CommunicationImplementation.NODE)
 
-def in_node_memory(strategy: Strategy) -> Strategy:
+def in_node_memory(strategy: ArenaStrategy) -> ArenaStrategy:
     """AUTO passes small arrays to MPI on some machines."""
     backend = strategy.arena.collective.backend
     assert isinstance(backend, AutomaticBackend)
@@ -226,7 +226,7 @@ def test_a_message_that_is_too_long_names_the_calls_of_all_ranks(communicator: C
 
 def test_a_last_batch_that_is_empty_on_one_rank(communicator: Communicator) -> None:
     """The last of 41 rows in batches of 2 gives the first rank a row and the others none."""
-    strategy = in_node_memory(Strategy(communicator))
+    strategy = in_node_memory(ArenaStrategy(communicator))
     rows = [np.ones((2, 1)), np.ones((1 if communicator.rank == 0 else 0, 1))]
     for _ in range(20):
         strategy.reduce("SUM", rows[0], axis=None)
@@ -239,7 +239,7 @@ def test_a_last_batch_that_is_empty_on_one_rank(communicator: Communicator) -> N
 @pytest.mark.parametrize("what", ["rate", "step"])
 def test_numbers_of_a_step_that_differ(communicator: Communicator, what: str) -> None:
     """A rank's own schedule, or a step that it has made alone: no parameter changes."""
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     odd = communicator.rank == communicator.size - 1
     with strategy.scope():
         variable: Any = mpidist.Variable(np.zeros(100, np.float32), name="w")
@@ -257,7 +257,7 @@ def test_numbers_of_a_step_that_differ(communicator: Communicator, what: str) ->
 
 def test_an_accumulated_call_that_differs(communicator: Communicator) -> None:
     """A variable for which one rank has a gradient in none of the calls is missed at the update."""
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     with strategy.scope():
         variables: list[Any] = [mpidist.Variable(np.zeros(5, np.float32), name=name) for name in ("a", "b")]
         optimizer = SGD(1.0, gradient_accumulation_steps=2)
@@ -273,7 +273,7 @@ def test_an_accumulated_call_that_differs(communicator: Communicator) -> None:
 def test_a_call_left_in_the_middle_is_refused_from_then_on(communicator: Communicator, tmp_path: Path, on: str) -> None:
     """An update that raises and is caught: step, reduction, write and save refuse, also on ranks that it waited for."""
     own = communicator.split(0)
-    strategy = Strategy(own)
+    strategy = ArenaStrategy(own)
     with strategy.scope():
         variable: Any = mpidist.Variable(np.full(4000, 1e38, np.float32), name="w")
         optimizer = SGD(1.0)
@@ -301,7 +301,7 @@ def test_a_call_left_in_the_middle_is_refused_from_then_on(communicator: Communi
 def test_a_handler_that_raises_where_a_step_waits_for_others(communicator: Communicator) -> None:
     """The others take this rank for one that has come, and would wait for it in the middle of the step."""
     own = communicator.split(0)
-    strategy = Strategy(own)
+    strategy = ArenaStrategy(own)
     with strategy.scope():
         variable: Any = mpidist.Variable(np.zeros(4000, np.float32), name="w")
         optimizer = SGD(1.0)
@@ -343,7 +343,7 @@ def test_a_handler_that_raises_where_a_step_waits_for_others(communicator: Commu
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 def test_other_axes_are_errors(communicator: Communicator, op: str) -> None:
     """What is left of a square array has the same shape."""
-    strategy = in_node_memory(Strategy(communicator))
+    strategy = in_node_memory(ArenaStrategy(communicator))
     odd = communicator.rank == communicator.size - 1
     square = np.arange(4.0).reshape(2, 2)
     for _ in range(20):
@@ -357,7 +357,7 @@ def test_other_axes_are_errors(communicator: Communicator, op: str) -> None:
 
 def test_writes_to_other_variables_and_other_metrics_are_errors(communicator: Communicator) -> None:
     """They look alike, and would leave one variable unchanged, or add up what does not belong together."""
-    strategy = in_node_memory(Strategy(communicator))
+    strategy = in_node_memory(ArenaStrategy(communicator))
     odd = communicator.rank == communicator.size - 1
     with strategy.scope():
         first, second = (mpidist.Variable(np.zeros(3, np.float32)) for _ in range(2))
@@ -447,7 +447,7 @@ def test_two_threads_in_one_strategy(communicator: Communicator) -> None:
 
 
 def test_a_save_of_another_thread_is_told_what_it_meets(communicator: Communicator, tmp_path: Path) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     with strategy.scope():
         checkpoint = mpidist.Checkpoint(value=mpidist.Variable(1.0))
     texts = []

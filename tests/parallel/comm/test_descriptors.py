@@ -10,7 +10,7 @@ import pytest
 
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.opening import open_communicator
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -34,7 +34,7 @@ def _none_left(communicator: Communicator) -> Iterator[None]:
 def test_a_strategy_is_made_on_no_rank(communicator: Communicator) -> None:
     last = communicator.size - 1
     with pytest.raises(OSError, match=rf"making a strategy failed on rank {last} .*expected 16 descriptors.*ulimit -n"):
-        Strategy(communicator)
+        ArenaStrategy(communicator)
 
 
 @pytest.mark.usefixtures("_none_left")

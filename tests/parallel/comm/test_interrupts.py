@@ -18,7 +18,7 @@ from mpidist.experimental import CommunicationOptions
 from mpidist.failures import interrupts
 from mpidist.failures.interrupts import INTERRUPTS
 from mpidist.optimizers import SGD
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import lay_out
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.usefixtures("_interrupts")]
@@ -37,7 +37,7 @@ def _interrupts() -> Iterator[None]:
 @pytest.mark.parametrize("layout", ["node", "pairs", "each", "private"])
 @pytest.mark.parametrize("who", ["first", "last", "all"])
 def test_all_ranks_raise_after_the_same_step(communicator: Communicator, layout: str, who: str) -> None:
-    strategy = Strategy(lay_out(communicator, layout), shared=False if layout == "private" else None)
+    strategy = ArenaStrategy(lay_out(communicator, layout), shared=False if layout == "private" else None)
     with strategy.scope():
         variable: Any = mpidist.Variable(np.zeros(5000, np.float32))
         optimizer = SGD(1.0)
@@ -64,7 +64,7 @@ def test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly(
 ) -> None:
     """Ranks of different nodes hear of it after some calls, which may take longer than a rank waits for one call."""
     monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", 0.2)
-    strategy = Strategy(lay_out(communicator, "each"))
+    strategy = ArenaStrategy(lay_out(communicator, "each"))
     made: list[int] = []
 
     def evaluate() -> None:
@@ -87,7 +87,7 @@ def test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly(
 @pytest.mark.parametrize("implementation", ["NODE", "MPI"])
 def test_reductions_in_the_background_do_not_raise_it(communicator: Communicator, implementation: str) -> None:
     """Nor do they look like other calls to a rank that looks more closely, since another one was interrupted."""
-    strategy = Strategy(communicator, options=CommunicationOptions(implementation=implementation))
+    strategy = ArenaStrategy(communicator, options=CommunicationOptions(implementation=implementation))
     strategy.reduce("SUM", 1.0, axis=None)
     arrays = [np.ones(1000, np.float32) for _ in range(20)]
     handles = [strategy.extended.all_reduce_async("SUM", array) for array in arrays]

@@ -13,7 +13,7 @@ from mpidist.comm.calls.order import COMPARED_EVERY
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, InputOptions
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -22,30 +22,30 @@ NAMED = r"after batch 2 of pass 1 of distributed dataset number \d+.*next\(itera
 
 
 @pytest.fixture(params=["node", "each"])
-def strategy(communicator: Communicator, request: pytest.FixtureRequest) -> Strategy:
+def strategy(communicator: Communicator, request: pytest.FixtureRequest) -> ArenaStrategy:
     # In memory all ranks of the node hear of it: a rank that waits in MPI already would not.
     options = CommunicationOptions(implementation="NODE" if request.param == "node" else "AUTO")
-    strategy = Strategy(lay_out(communicator, request.param), options=options)
+    strategy = ArenaStrategy(lay_out(communicator, request.param), options=options)
     for _ in range(20):
         strategy.reduce("SUM", np.ones(3), axis=None)
     return strategy
 
 
-def iterator(strategy: Strategy, depth: int = 0) -> Any:
+def iterator(strategy: ArenaStrategy, depth: int = 0) -> Any:
     """Batches of eight numbers without an end, read ahead or not."""
     dataset = mpidist.data.Dataset.range(1000).batch(8).repeat()
     options = InputOptions(experimental_per_replica_buffer_size=depth)
     return iter(strategy.experimental_distribute_dataset(dataset, options))
 
 
-def compare(strategy: Strategy) -> None:
+def compare(strategy: ArenaStrategy) -> None:
     """Calls that communicate; between nodes one of them is compared, and the answer is read 32 calls later."""
     for _ in range(1 if len(strategy.communicator.node_sizes) == 1 else 3 * COMPARED_EVERY):
         strategy.reduce("SUM", np.ones(3), axis=None)
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_rank_that_looks_at_a_batch_alone(strategy: Strategy, depth: int) -> None:
+def test_a_rank_that_looks_at_a_batch_alone(strategy: ArenaStrategy, depth: int) -> None:
     batches = iterator(strategy, depth)
     next(batches)
     compare(strategy)
@@ -60,7 +60,7 @@ def test_a_rank_that_looks_at_a_batch_alone(strategy: Strategy, depth: int) -> N
         compare(strategy)
 
 
-def test_a_rank_that_begins_a_pass_alone(strategy: Strategy) -> None:
+def test_a_rank_that_begins_a_pass_alone(strategy: ArenaStrategy) -> None:
     """Its next pass would be another one than that of the others, in another order."""
     dataset = strategy.experimental_distribute_dataset(mpidist.data.Dataset.range(100).batch(4))
     if strategy.communicator.rank == 0:
@@ -69,7 +69,7 @@ def test_a_rank_that_begins_a_pass_alone(strategy: Strategy) -> None:
         compare(strategy)
 
 
-def test_a_rank_that_looks_at_a_pass_of_its_own_first(strategy: Strategy) -> None:
+def test_a_rank_that_looks_at_a_pass_of_its_own_first(strategy: ArenaStrategy) -> None:
     """The last batch of all ranks is the same then, and what one of them has taken before it is told all the same."""
     dataset = strategy.experimental_distribute_dataset(mpidist.data.Dataset.range(100).batch(4))
     batches = iter(dataset)
@@ -85,7 +85,7 @@ def test_a_rank_that_looks_at_a_pass_of_its_own_first(strategy: Strategy) -> Non
     lambda batches: [next(batches), next(batches)], lambda batches: batches.get_next(),
     lambda batches: batches.get_next_as_optional(), lambda batches: batches.load_state(batches.state()),
 ])
-def test_ranks_that_take_alike_go_on(strategy: Strategy, take: Callable[[Any], object]) -> None:
+def test_ranks_that_take_alike_go_on(strategy: ArenaStrategy, take: Callable[[Any], object]) -> None:
     batches = iterator(strategy)
     for _ in range(3):
         next(batches)
@@ -93,7 +93,7 @@ def test_ranks_that_take_alike_go_on(strategy: Strategy, take: Callable[[Any], o
         compare(strategy)
 
 
-def test_two_iterators_in_another_order(strategy: Strategy) -> None:
+def test_two_iterators_in_another_order(strategy: ArenaStrategy) -> None:
     first, second = iterator(strategy), iterator(strategy)
     for batches in (first, second) if strategy.communicator.rank else (second, first):
         next(batches)
@@ -101,7 +101,7 @@ def test_two_iterators_in_another_order(strategy: Strategy) -> None:
         compare(strategy)
 
 
-def test_datasets_of_the_ranks_own(strategy: Strategy) -> None:
+def test_datasets_of_the_ranks_own(strategy: ArenaStrategy) -> None:
     """How far they are is their own affair, but for the end."""
     rank = strategy.communicator.rank
     dataset = strategy.distribute_datasets_from_function(lambda _: mpidist.data.Dataset.range(12).batch(4))

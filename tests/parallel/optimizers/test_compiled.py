@@ -16,9 +16,9 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, SGD, Adam, AdamW, Optimizer
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from mpidist.variables.update import compiled
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = [
@@ -62,7 +62,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: calls
 
 
-def trained(strategy: Strategy, make: Callable[[], Optimizer], dtype: str, *, has_table: bool) -> list[AnyArray]:
+def trained(strategy: ArenaStrategy, make: Callable[[], Optimizer], dtype: str, *, has_table: bool) -> list[AnyArray]:
     """Parameters after a few steps. Collective."""
     generator = np.random.default_rng(1)
     with strategy.scope():
@@ -86,7 +86,7 @@ def trained(strategy: Strategy, make: Callable[[], Optimizer], dtype: str, *, ha
 
 
 def compare(
-    make_one: Callable[[], Strategy], monkeypatch: pytest.MonkeyPatch, make: Callable[[], Optimizer], dtype: str,
+    make_one: Callable[[], ArenaStrategy], monkeypatch: pytest.MonkeyPatch, make: Callable[[], Optimizer], dtype: str,
     compiles: bool, *, has_table: bool,
 ) -> None:
     """Collective. `compiles`: whether this rank does."""
@@ -108,7 +108,7 @@ def compare(
 def test_training_has_numpys_bits(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch, count_calls: Callable[[], int], layout: str, name: str
 ) -> None:
-    def make_one() -> Strategy:
+    def make_one() -> ArenaStrategy:
         return make_strategy(communicator, layout)
 
     has_table = name not in ("LAMB", "average of the weights", "accumulated")
@@ -131,8 +131,8 @@ def test_ranks_may_differ_in_whether_they_compile(
 def test_reproducible_sums_keep_their_order(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch, count_calls: Callable[[], int]
 ) -> None:
-    def make_one() -> Strategy:
-        return Strategy(communicator, options=CommunicationOptions(reproducible=True))
+    def make_one() -> ArenaStrategy:
+        return ArenaStrategy(communicator, options=CommunicationOptions(reproducible=True))
 
     compare(make_one, monkeypatch, OPTIMIZERS["Adam"], "float32", compiles=True, has_table=False)
     assert count_calls()
@@ -178,7 +178,7 @@ def test_norms_are_compiled_unless_their_bits_are_promised(
     monkeypatch.setattr(compiled_sums, "_squares", find_and_count)
 
     def train() -> list[AnyArray]:
-        strategy = Strategy(communicator, options=CommunicationOptions(reproducible=reproducible))
+        strategy = ArenaStrategy(communicator, options=CommunicationOptions(reproducible=reproducible))
         return trained(strategy, OPTIMIZERS[name], "float64", has_table=False)
 
     monkeypatch.setenv(compiler.VARIABLE, "0")

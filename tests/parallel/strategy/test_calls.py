@@ -8,8 +8,8 @@ import pytest
 import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.group.communicator import Communicator
-from mpidist.strategy.base import Strategy
 from tests.helpers.calls import calls_of
+from tests.helpers.strategies import ArenaStrategy
 
 pytestmark = pytest.mark.mpi
 
@@ -21,7 +21,7 @@ def without_waiting(entered: list[tuple[str, str]]) -> set[tuple[str, str]]:
 
 def test_a_step_enters_few_functions(communicator: Communicator) -> None:
     """Of a step with Adam and two dense variables; the first steps, which open and compare more, do not count."""
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     with strategy.scope():
         variables = [mpidist.Variable(np.zeros(size, np.float32)) for size in (100, 10)]
         optimizer = mpidist.optimizers.Adam(0.1)
@@ -42,7 +42,7 @@ def test_a_step_enters_few_functions(communicator: Communicator) -> None:
 @pytest.mark.parametrize("value", [np.float32(1), np.ones(3, np.float32)], ids=["scalar", "array"])
 def test_a_small_reduce_enters_few_functions(communicator: Communicator, value: np.float32 | AnyArray) -> None:
     """Under AUTO; the first calls, which open a backend and compare shapes by messages, do not count."""
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     for _ in range(20):
         strategy.reduce("SUM", value, axis=None)
     entered = without_waiting(calls_of(lambda: strategy.reduce("SUM", value, axis=None)))

@@ -13,9 +13,9 @@ from mpidist.comm.group import resource
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CollectiveTimeoutError
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from tests.helpers import amounts
 from tests.helpers.leftovers import held_node_memory
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -40,7 +40,7 @@ def test_a_closed_strategy_refuses_and_its_values_can_be_read(communicator: Comm
         lambda: strategy.gather(np.ones(2), axis=0),
         lambda: strategy.extended.all_reduce_async("SUM", np.ones(3)),
         lambda: strategy.reduce("SUM", np.ones(100_000, np.float32), axis=None),
-        lambda: strategy.collective_for(CommunicationOptions(bytes_per_pack=1 << 12)),
+        lambda: strategy.replicas.collective_for(CommunicationOptions(bytes_per_pack=1 << 12)),
         lambda: strategy.arena.collective.all_gather(np.ones(2)),
         lambda: optimizer.apply_gradients([(np.ones(5), variable)]),
         lambda: variable.assign(np.zeros(5)),
@@ -51,7 +51,7 @@ def test_a_closed_strategy_refuses_and_its_values_can_be_read(communicator: Comm
     strategy.close()
 
 
-def leave_with_an_error(strategy: Strategy) -> None:
+def leave_with_an_error(strategy: ArenaStrategy) -> None:
     with strategy:
         strategy.reduce("SUM", 1.0, axis=None)
         raise KeyError("of this rank alone")
@@ -140,17 +140,17 @@ def test_time_limits_take_no_communicator(communicator: Communicator) -> None:
     """Each call with another limit has a meeting point of its own, and all of them one channel."""
     strategy = make_strategy(communicator, "node")
     for seconds in range(amounts.amount(60, 2000)):
-        limited = strategy.collective_for(CommunicationOptions(timeout_seconds=100 + seconds))
+        limited = strategy.replicas.collective_for(CommunicationOptions(timeout_seconds=100 + seconds))
         assert limited.all_reduce(np.ones(1))[0] == communicator.size
     before = resource.held_count()
-    strategy.collective_for(CommunicationOptions(timeout_seconds=50)).barrier()
+    strategy.replicas.collective_for(CommunicationOptions(timeout_seconds=50)).barrier()
     assert resource.held_count() == before
     strategy.close()
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_strategy_whose_ranks_no_longer_meet_is_closed_locally(communicator: Communicator) -> None:
-    strategy = Strategy(communicator, options=CommunicationOptions(timeout_seconds=0.2))
+    strategy = ArenaStrategy(communicator, options=CommunicationOptions(timeout_seconds=0.2))
     if communicator.rank > 0:
         with pytest.raises(CollectiveTimeoutError, match="rank 0"):
             strategy.reduce("SUM", 1.0, axis=None)
@@ -167,7 +167,7 @@ def test_many_strategies_one_after_another(communicator: Communicator) -> None:
     memory = held_node_memory()
     for number in range(amounts.amount(150, 5000)):
         options = CommunicationOptions(timeout_seconds=60.0 + number) if number % 2 else None
-        strategy = Strategy(communicator, options=options)
+        strategy = ArenaStrategy(communicator, options=options)
         assert strategy.reduce("SUM", 1, axis=None) == communicator.size
         if number % 5 == 0:
             strategy.extended.all_reduce_async("SUM", np.ones(3)).wait()

@@ -67,7 +67,7 @@ def test_a_replica_whose_own_sum_does_not_fit(strategy: Strategy) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint32", "int64", "uint64"])
 def test_many_sums_along_an_axis(strategy: Strategy, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     rank, n, largest = strategy.communicator.rank, strategy.num_replicas_in_sync, int(np.iinfo(dtype).max)
-    backend = strategy.arena.collective.backend
+    backend = strategy.replicas.collective.backend
     sent: list[int] = []
     all_reduce = backend.all_reduce
 

@@ -17,16 +17,16 @@ from mpidist.comm.arithmetic.tree_order import leaves, pairing
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from mpidist.strategy.default import Variable, get_replica_context
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
-def strategy(communicator: Communicator) -> Strategy:
-    return Strategy(communicator, options=CommunicationOptions(reproducible=True))
+def strategy(communicator: Communicator) -> ArenaStrategy:
+    return ArenaStrategy(communicator, options=CommunicationOptions(reproducible=True))
 
 
 def dealt(batch: AnyArray, sizes: Sequence[int], rank: int) -> AnyArray:
@@ -53,7 +53,7 @@ def expected_sum(batch: AnyArray, logical_replicas: int) -> AnyArray:
 
 @pytest.mark.parametrize("logical_replicas", [4, 5, 8, 13])
 @pytest.mark.parametrize("rows", [1, 3, 16, 61])
-def test_the_sum_is_the_tree_over_micro_batches(strategy: Strategy, rows: int, logical_replicas: int) -> None:
+def test_the_sum_is_the_tree_over_micro_batches(strategy: ArenaStrategy, rows: int, logical_replicas: int) -> None:
     ranks = strategy.communicator
     if logical_replicas < ranks.size:
         pytest.skip("fewer logical replicas than ranks is an error")
@@ -67,7 +67,7 @@ def test_the_sum_is_the_tree_over_micro_batches(strategy: Strategy, rows: int, l
         assert result.tobytes() == expected.tobytes(), sizes
 
 
-def test_nests_dtypes_and_none(strategy: Strategy) -> None:
+def test_nests_dtypes_and_none(strategy: ArenaStrategy) -> None:
     ranks = strategy.communicator
     x = np.arange(40, dtype=np.float32).reshape(20, 2)
     labels = np.arange(20, dtype=np.int64)
@@ -93,7 +93,7 @@ def test_nests_dtypes_and_none(strategy: Strategy) -> None:
     np.testing.assert_array_equal(result["grads"][2], np.sum(halves, 0).astype(np.float16))
 
 
-def test_the_replica_context_numbers_the_micro_batches(strategy: Strategy) -> None:
+def test_the_replica_context_numbers_the_micro_batches(strategy: ArenaStrategy) -> None:
     ranks = strategy.communicator
 
     def fn(batch: AnyArray) -> AnyArray:
@@ -112,7 +112,7 @@ def test_the_replica_context_numbers_the_micro_batches(strategy: Strategy) -> No
     assert one == pytest.approx(1)
 
 
-def test_collectives_inside(strategy: Strategy) -> None:
+def test_collectives_inside(strategy: ArenaStrategy) -> None:
     """Refused where a rank has several micro-batches, as in `run` where it has one."""
     ranks = strategy.communicator
     with strategy.scope():
@@ -142,7 +142,7 @@ def test_collectives_inside(strategy: Strategy) -> None:
         strategy.run(lambda: strategy.gradients(sum_of_ranks, batch, 8))
 
 
-def test_errors_are_the_same_on_every_rank(strategy: Strategy) -> None:
+def test_errors_are_the_same_on_every_rank(strategy: ArenaStrategy) -> None:
     ranks = strategy.communicator
     batch = np.zeros((4, 2), np.float32)
     for wrong, kind in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("8", TypeError)):
@@ -182,7 +182,7 @@ def test_errors_are_the_same_on_every_rank(strategy: Strategy) -> None:
 
 
 def test_skipped_aggregation_wants_the_same_values_under_check(communicator: Communicator) -> None:
-    strategy = Strategy(communicator, options=CommunicationOptions(check=True))
+    strategy = ArenaStrategy(communicator, options=CommunicationOptions(check=True))
     with strategy.scope():
         variable = Variable(np.zeros(3, np.float32))
     optimizer = optimizers.SGD(1.0)
@@ -201,7 +201,7 @@ def test_skipped_aggregation_wants_the_same_values_under_check(communicator: Com
 
 @pytest.mark.parametrize("layout", ["node", "private", "pairs", "first"])
 def test_skipped_aggregation_with_accumulation_and_loss_scaling(communicator: Communicator, layout: str) -> None:
-    strategy = Strategy(lay_out(communicator, layout), shared=False if layout == "private" else None)
+    strategy = ArenaStrategy(lay_out(communicator, layout), shared=False if layout == "private" else None)
     with strategy.scope():
         variable, scaled = Variable(np.zeros(3, np.float32)), Variable(np.zeros(3, np.float32))
     optimizer = optimizers.SGD(1.0, gradient_accumulation_steps=2)
@@ -214,7 +214,7 @@ def test_skipped_aggregation_with_accumulation_and_loss_scaling(communicator: Co
 
 
 def test_numerics_are_recorded_compared_and_saved(
-    communicator: Communicator, strategy: Strategy, mpi_tmp_path: Path, caplog: pytest.LogCaptureFixture
+    communicator: Communicator, strategy: ArenaStrategy, mpi_tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "mpidist"):
         for _ in range(3):

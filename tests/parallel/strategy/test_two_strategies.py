@@ -17,7 +17,7 @@ from mpidist.comm.calls.order import COMPARED_EVERY
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -29,7 +29,7 @@ class Model:
     """A strategy with what belongs to it."""
 
     def __init__(self, communicator: Communicator, value: float, way: str = "NODE") -> None:
-        self.strategy, self.value = Strategy(communicator, options=CommunicationOptions(implementation=way)), value
+        self.strategy, self.value = ArenaStrategy(communicator, options=CommunicationOptions(implementation=way)), value
         self.way = way
         with self.strategy.scope():
             self.variable = mpidist.Variable(np.zeros(4, "float32"))
@@ -182,7 +182,7 @@ def test_reductions_in_the_background(communicator: Communicator) -> None:
     assert [strategy() for strategy in strategies] == [None, None]
 
 
-def differ_in_the_background(communicator: Communicator) -> list[weakref.ref[Strategy]]:
+def differ_in_the_background(communicator: Communicator) -> list[weakref.ref[ArenaStrategy]]:
     """Reduce for two strategies, in the end in another order on the last rank, and close them."""
     models = [Model(communicator, value) for value in (1.0, 100.0)]
     for _ in range(20):

@@ -18,8 +18,8 @@ from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.strategy.base import Strategy
 from tests.helpers.amounts import amount
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -28,7 +28,7 @@ Pair = namedtuple("Pair", "x y")
 
 
 @pytest.fixture(params=["node", "first"])
-def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Strategy:
+def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> ArenaStrategy:
     return make_strategy(communicator, request.param)
 
 
@@ -47,7 +47,7 @@ def rows(rank: int, dtype: Any = "float32") -> IndexedSlices:
 @pytest.mark.parametrize("where", ["reduce", "all_reduce", "reduce_to"])
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-def test_rows_are_put_one_after_another(strategy: Strategy, op: str, dtype: str, where: str) -> None:
+def test_rows_are_put_one_after_another(strategy: ArenaStrategy, op: str, dtype: str, where: str) -> None:
     n, mine = strategy.num_replicas_in_sync, rows(strategy.communicator.rank, dtype)
     value = {"sparse": mine, "dense": np.ones(3)}
     if where == "reduce":
@@ -69,7 +69,7 @@ def test_rows_are_put_one_after_another(strategy: Strategy, op: str, dtype: str,
     assert result["dense"].tolist() == [n if op == "SUM" else 1] * 3
 
 
-def test_what_rows_cannot_do(strategy: Strategy) -> None:
+def test_what_rows_cannot_do(strategy: ArenaStrategy) -> None:
     for op in ("MIN", "MAX", "PROD"):
         with pytest.raises(ValueError, match="reduced by SUM or MEAN"):
             strategy.reduce(op, rows(1), axis=None)
@@ -82,7 +82,7 @@ def test_what_rows_cannot_do(strategy: Strategy) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_rows_must_fit_those_of_others(strategy: Strategy) -> None:
+def test_rows_must_fit_those_of_others(strategy: ArenaStrategy) -> None:
     odd = strategy.communicator.rank == 1
     for other in (IndexedSlices(np.ones((1, 3)), np.array([0])), IndexedSlices(np.ones((1, 2)), np.array([0]), (9, 2))):
         with pytest.raises(MismatchError, match="dense shape, row shape and dtype") as caught:
@@ -92,7 +92,7 @@ def test_rows_must_fit_those_of_others(strategy: Strategy) -> None:
         strategy.gather(rows(1) if odd else np.ones((1, 2)), axis=0)
 
 
-def test_nests_everywhere(strategy: Strategy) -> None:
+def test_nests_everywhere(strategy: ArenaStrategy) -> None:
     n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
     nest = {"b": Pair([np.full((2, rank), 1.0)], ()), "a": (np.full((1, rank), 2), [])}
     reduced = strategy.reduce("SUM", nest, axis=(0, 1))
@@ -115,7 +115,7 @@ OBJECTS = {
     "large int": 10**30,
     "huge int": 10**5000,
 }
-METHODS: dict[str, Callable[[Strategy, Any], Any]] = {
+METHODS: dict[str, Callable[[ArenaStrategy, Any], Any]] = {
     "reduce": lambda strategy, value: strategy.reduce("SUM", value, axis=None),
     "reduce along an axis": lambda strategy, value: strategy.reduce("SUM", value, axis=0),
     "reduce a nest": lambda strategy, value: strategy.reduce("MAX", {"a": value, "b": 1.0}, axis=None),
@@ -143,7 +143,7 @@ METHODS: dict[str, Callable[[Strategy, Any], Any]] = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_what_cannot_be_sent_is_refused_alike_and_harms_nothing(
-    strategy: Strategy, kind: str, method: str, odd: str
+    strategy: ArenaStrategy, kind: str, method: str, odd: str
 ) -> None:
     n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
     value = OBJECTS[kind]
@@ -167,7 +167,7 @@ def test_what_cannot_be_sent_is_refused_alike_and_harms_nothing(
         (np.zeros(2), "0", "`axis` must be None, an int or a sequence of ints, got '0'"),
     ],
 )
-def test_what_one_rank_refuses_is_told_on_all(strategy: Strategy, value: Any, axis: Any, text: str) -> None:
+def test_what_one_rank_refuses_is_told_on_all(strategy: ArenaStrategy, value: Any, axis: Any, text: str) -> None:
     last = strategy.num_replicas_in_sync - 1
     mine = (value, axis) if strategy.communicator.rank == last else (np.zeros(2), None if axis is None else 0)
     with pytest.raises(MismatchError, match=rf"refused: {re.escape(text)}.* on rank {last}"):
@@ -178,7 +178,7 @@ def test_what_one_rank_refuses_is_told_on_all(strategy: Strategy, value: Any, ax
     assert not isinstance(caught.value, MismatchError)
 
 
-def test_python_ints_are_never_cut_off(strategy: Strategy) -> None:
+def test_python_ints_are_never_cut_off(strategy: ArenaStrategy) -> None:
     n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
     largest = 2**31 - 1
     assert strategy.reduce("SUM", largest, axis=None) == n * largest
@@ -201,7 +201,7 @@ class Scores(dict[str, Any]):
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-def test_a_subclass_of_dict_survives(strategy: Strategy, axis: int | None) -> None:
+def test_a_subclass_of_dict_survives(strategy: ArenaStrategy, axis: int | None) -> None:
     n = strategy.num_replicas_in_sync
     scores = Scores(loss=np.ones(3), other=Scores(count=np.arange(2)))
     reduced = strategy.reduce("SUM", scores, axis=axis)
@@ -215,7 +215,7 @@ def test_a_subclass_of_dict_survives(strategy: Strategy, axis: int | None) -> No
 
 
 @pytest.mark.parametrize("axis", [None, 1.0, True, "0"])
-def test_an_axis_is_an_int(strategy: Strategy, axis: Any) -> None:
+def test_an_axis_is_an_int(strategy: ArenaStrategy, axis: Any) -> None:
     last = strategy.communicator.rank == strategy.communicator.size - 1
     with pytest.raises(TypeError, match=f"`axis` must be an int.* got {type(axis).__name__}: "):
         strategy.gather(np.ones((2, 2)), axis=axis if last else 0)
@@ -223,7 +223,7 @@ def test_an_axis_is_an_int(strategy: Strategy, axis: Any) -> None:
         strategy.run(lambda: here().all_gather(np.ones((2, 2)), axis=axis))
 
 
-def test_objects(strategy: Strategy) -> None:
+def test_objects(strategy: ArenaStrategy) -> None:
     n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
     value = {"rank": rank, "text": "x" * rank, "nothing": None}
     expected = [{"rank": r, "text": "x" * r, "nothing": None} for r in range(n)]
@@ -237,13 +237,13 @@ def test_objects(strategy: Strategy) -> None:
     assert n == 1 or is_shared(caught.value)
 
 
-def test_the_mean_of_halves_does_not_overflow(strategy: Strategy) -> None:
+def test_the_mean_of_halves_does_not_overflow(strategy: ArenaStrategy) -> None:
     mean = strategy.reduce("MEAN", np.full(1000, 100, "float16"), axis=0)
     assert (mean, mean.dtype) == (100, np.float16)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sums_of_halves_along_an_axis_are_rounded_once(strategy: Strategy, dtype: str) -> None:
+def test_sums_of_halves_along_an_axis_are_rounded_once(strategy: ArenaStrategy, dtype: str) -> None:
     half = named_dtype(dtype)
     n = strategy.num_replicas_in_sync
     # 2048 + 1 is 2048 in float16, and 256 + 1 is 256 in bfloat16.
@@ -276,10 +276,10 @@ def test_any_axes_and_sizes(communicator: Communicator, data: st.DataObject) -> 
     np.testing.assert_array_equal(strategy.gather(every[rank], axis=written[0]), whole)
 
 
-_made: dict[int, Strategy] = {}
+_made: dict[int, ArenaStrategy] = {}
 
 
-def _shared_strategy(communicator: Communicator) -> Strategy:
+def _shared_strategy(communicator: Communicator) -> ArenaStrategy:
     if id(communicator) not in _made:
         _made[id(communicator)] = make_strategy(communicator, "node")
     return _made[id(communicator)]
@@ -287,13 +287,13 @@ def _shared_strategy(communicator: Communicator) -> Strategy:
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD"])
 @pytest.mark.parametrize("axis", [None, 0])
-def test_booleans_have_no_sum(strategy: Strategy, op: str, axis: int | None) -> None:
+def test_booleans_have_no_sum(strategy: ArenaStrategy, op: str, axis: int | None) -> None:
     with pytest.raises(TypeError, match=f"{op} of booleans is not defined"):
         strategy.reduce(op, np.array([True, False]), axis=axis)
 
 
 @pytest.mark.parametrize(("op", "identity"), [("MIN", True), ("MAX", False)])
-def test_a_replica_without_booleans_does_not_decide(strategy: Strategy, op: str, identity: bool) -> None:
+def test_a_replica_without_booleans_does_not_decide(strategy: ArenaStrategy, op: str, identity: bool) -> None:
     rank, n = strategy.communicator.rank, strategy.num_replicas_in_sync
     for value in (True, False):
         # Only the last replica has rows.
@@ -309,7 +309,7 @@ def test_a_replica_without_booleans_does_not_decide(strategy: Strategy, op: str,
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_kinds_of_arrays_with_sums_of_their_own(communicator: Communicator) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     n = communicator.size
     matrix = np.matrix([[1.0, 2.0], [3.0, 4.0]])
     assert strategy.reduce("SUM", matrix, axis=0).tolist() == [4 * n, 6 * n]

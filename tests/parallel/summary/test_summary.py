@@ -11,15 +11,15 @@ from mpidist import summary
 from mpidist.comm.group.communicator import Communicator
 from mpidist.metrics import Mean
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.strategy.base import Strategy
 from mpidist.strategy.default import Variable
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import make_strategy
 from tests.unit.summary.test_summary import read_values
 
 pytestmark = pytest.mark.mpi
 
 
-def train(strategy: Strategy, writer: summary.SummaryWriter) -> None:
+def train(strategy: ArenaStrategy, writer: summary.SummaryWriter) -> None:
     """A loop as users write it: each replica has its own loss, summaries show that of all."""
     with strategy.scope():
         loss = Mean()
@@ -75,7 +75,7 @@ def test_inside_run_the_first_replica_writes(communicator: Communicator, mpi_tmp
 
 
 def test_each_of_several_strategies_has_its_chief(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    strategy = Strategy(communicator.split(communicator.rank % 2))
+    strategy = ArenaStrategy(communicator.split(communicator.rank % 2))
     with strategy.scope():
         writer = summary.create_file_writer(mpi_tmp_path / str(communicator.rank % 2))
     train(strategy, writer)

@@ -89,6 +89,13 @@ class Shelf(Resource):
         """Collective. See `Home.plan`."""
         return ShelfPlan(self, [v for v in variables if isinstance(v, ShelfVariable)], kernel, options)
 
+    def set_strategy(self, strategy: object) -> None:
+        """Local. See `Home.set_strategy`."""
+        self.strategy = strategy
+
+    def after_run(self) -> None:
+        """Local. See `Home.after_run`."""
+
     def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
         """Local. See `Home.colocated`."""
         del variable

@@ -21,12 +21,12 @@ from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.memory import sharing
 from mpidist.variables.step.plan import Plan
+from tests.helpers.strategies import ArenaStrategy, make_arena
 from tests.parallel.layouts import LAYOUTS, lay_out, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -42,7 +42,7 @@ def refuse(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def train(strategy: Strategy) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def train(strategy: ArenaStrategy) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     """Some steps with everything: many variables, dtypes, a subset of gradients, state."""
     rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
     with strategy.scope():
@@ -108,7 +108,7 @@ def test_fallbacks_are_agreed(
     if way == "small" and communicator.rank == communicator.size - 1:
         status = os.statvfs("/")
         monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*status[:2], 1, *status[3:])))
-    strategy = Strategy(communicator, shared=False if way == "shared" else None)
+    strategy = ArenaStrategy(communicator, shared=False if way == "shared" else None)
     assert not strategy.arena.shares_memory
     np.testing.assert_equal(train(strategy), train(make_strategy(communicator, "private")))
 
@@ -117,7 +117,7 @@ def test_fallbacks_are_agreed(
 def test_memory_that_fills_up_makes_later_variables_private(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     arena = strategy.arena
     assert arena.shares_memory
     before = make(arena, 10)
@@ -149,7 +149,7 @@ def test_memory_that_must_be_shared_is_an_error_on_all(
         monkeypatch.setattr(os, "posix_fallocate", refuse)
     text = "MPIDIST_SHARED_MEMORY must name .* got .*missing" if way == "missing folder" else "reserving"
     with pytest.raises(OSError, match=text) as caught:
-        Strategy(communicator, shared=True)
+        ArenaStrategy(communicator, shared=True)
     assert caught.value.errno == (errno.ENOENT if way == "missing folder" else errno.ENOSPC)
     assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
 
@@ -165,7 +165,7 @@ def test_a_directory_that_is_named_and_cannot_be_used_is_an_error(
     monkeypatch.setenv(DIRECTORY_VARIABLE, folder if last else "/dev/shm")
     text = f"failed on rank {communicator.size - 1}.*must name a directory in memory .*, got {folder}: .*leave the var"
     with pytest.raises(OSError, match=text) as caught:
-        Strategy(communicator, shared=shared)
+        ArenaStrategy(communicator, shared=shared)
     assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
 
 
@@ -186,8 +186,8 @@ def test_memory_that_is_too_small_is_one_warning(
     sharing._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert not Strategy(communicator).arena.shares_memory
-            Strategy(communicator, shared=False)
+            assert not ArenaStrategy(communicator).arena.shares_memory
+            ArenaStrategy(communicator, shared=False)
     warnings = [record.getMessage() for record in caplog.records if "private to each rank" in record.getMessage()]
     assert len(warnings) == (communicator.rank == 0)
     missing = f"{mpi_tmp_path / 'missing'} cannot be used: No"
@@ -268,10 +268,10 @@ def test_an_explicit_collective_reduces_instead_of_the_arena(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     options = CommunicationOptions(implementation="MPI" if way == "options" else "AUTO")
-    assert Arena(communicator).shares_memory == (communicator.size > 1)
+    assert make_arena(communicator).shares_memory == (communicator.size > 1)
     if way == "environment":
         monkeypatch.setenv("MPIDIST_COLLECTIVE", "mpi")
-    arena = Arena(communicator, options)
+    arena = make_arena(communicator, options)
     assert not arena.shares_memory
     variable = make(arena, 100)
     plan = Plan([variable], {})
@@ -279,16 +279,16 @@ def test_an_explicit_collective_reduces_instead_of_the_arena(
     plan.step((0,)).apply(lambda parameter, gradient, *_: np.subtract(parameter, gradient, out=parameter))
     np.testing.assert_array_equal(variable.value(), 1 - communicator.size)
     with pytest.raises(ValueError, match="choose one of them"):
-        Arena(communicator, options, shared=True)
+        make_arena(communicator, options, shared=True)
 
 
 def test_a_collective_that_cannot_be_had(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     if communicator.size > 1:
         with pytest.raises(UnavailableError, match=r"NODE, asked for by `implementation`, .*Choose one of: AUTO, MPI"):
-            Arena(lay_out(communicator, "each"), CommunicationOptions(implementation="NODE"))
+            make_arena(lay_out(communicator, "each"), CommunicationOptions(implementation="NODE"))
     monkeypatch.setenv("MPIDIST_COLLECTIVE", "BOGUS")
     with pytest.raises(ValueError, match=r"MPIDIST_COLLECTIVE.*'BOGUS' is not a valid"):
-        Arena(communicator)
+        make_arena(communicator)
 
 
 def place(variable: object) -> int:

@@ -138,7 +138,7 @@ def test_a_copy_in_another_thread_is_of_whole_writes(strategy: Strategy) -> None
         reader.begin()
         target[SIZE // 2 :] = 5
 
-    strategy.arena.write(variable.address.slab, write, "assign to variable number", variable.number)
+    variable.arena.write(variable.address.slab, write, "assign to variable number", variable.number)
     assert all(copied.tolist() == [5.0] * SIZE for copied in reader.copies())
 
 

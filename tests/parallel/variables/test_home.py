@@ -15,8 +15,8 @@ from mpidist.checkpoint.file.layout import PIECE_BYTES
 from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import SGD, Adam, LossScaleOptimizer
-from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import BaseVariable, Home
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.variables.shelf import Shelf, ShelfSums, ShelfVariable
 
 pytestmark = pytest.mark.mpi
@@ -35,7 +35,7 @@ def gradient(step: int, rank: int) -> AnyArray:
 
 def on_both(shelf: Shelf, **options: Any) -> tuple[BaseVariable, BaseVariable]:
     """The same variable on the shelf and in an arena."""
-    strategy = Strategy(shelf.communicator, shared=False)
+    strategy = ArenaStrategy(shelf.communicator, shared=False)
     with shelf.current():
         ours = mpidist.Variable(FIRST, **options)
     with strategy.scope():
@@ -158,7 +158,7 @@ def test_a_checkpoint_reads_ranges_and_no_rank_has_all(shelf: Shelf, mpi_tmp_pat
         np.testing.assert_array_equal(file["table"][:], expected)
         assert file["scalar"][()] == 7.0
     # Reading checks every checksum, also of pieces that several ranks have written.
-    with Strategy(shelf.communicator).scope():
+    with ArenaStrategy(shelf.communicator).scope():
         whole, number, total = mpidist.Variable(np.zeros_like(expected)), mpidist.Variable(0.0), mpidist.metrics.Sum()
     again = Adam(0.1)
     again.build([whole])

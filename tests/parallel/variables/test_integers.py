@@ -15,8 +15,8 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import is_shared
 from mpidist.options import VariableSynchronization
 from mpidist.strategy.base import Strategy
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
+from tests.helpers.strategies import make_arena
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -159,17 +159,17 @@ def test_rows_that_are_scattered(strategy: Strategy, dtype: str) -> None:
 
 def test_a_counter_never_stops_a_save(communicator: Communicator, mpi_tmp_path: Path) -> None:
     n = communicator.size
-    v = create_variable(Arena(communicator), np.full(3, 2**31 - 1, "int32"), **SUMMED)
+    v = create_variable(make_arena(communicator), np.full(3, 2**31 - 1, "int32"), **SUMMED)
     path = Checkpoint(v=v).write(mpi_tmp_path / "full")
-    fresh = create_variable(Arena(communicator), np.zeros(3, "int32"), **SUMMED)
+    fresh = create_variable(make_arena(communicator), np.zeros(3, "int32"), **SUMMED)
     Checkpoint(v=fresh).read(path).assert_consumed()
     assert fresh.numpy().tolist() == [n * (2**31 - 1)] * 3
-    longer = create_variable(Arena(communicator), np.zeros(3, "int64"), **SUMMED)
+    longer = create_variable(make_arena(communicator), np.zeros(3, "int64"), **SUMMED)
     Checkpoint(v=longer).read(path).assert_consumed()
     assert longer.numpy().tolist() == [n * (2**31 - 1)] * 3
     if n > 1:
         # On one rank the sum does not fit.
-        alone = create_variable(Arena(communicator.split(communicator.rank)), np.zeros(3, "int32"), **SUMMED)
+        alone = create_variable(make_arena(communicator.split(communicator.rank)), np.zeros(3, "int32"), **SUMMED)
         with pytest.raises(OverflowError, match=f"got {n * (2**31 - 1)}.*wider dtype") as caught:
             Checkpoint(v=alone).read(path)
         assert is_shared(caught.value)
@@ -177,8 +177,8 @@ def test_a_counter_never_stops_a_save(communicator: Communicator, mpi_tmp_path: 
 
 def test_a_sum_that_an_earlier_version_saved(communicator: Communicator, mpi_tmp_path: Path) -> None:
     # It was of the variable's dtype, as that of a variable that is not ON_READ.
-    saved = create_variable(Arena(communicator), np.array([7, -7, 2**31 - 1], "int32"))
+    saved = create_variable(make_arena(communicator), np.array([7, -7, 2**31 - 1], "int32"))
     path = Checkpoint(v=saved).write(mpi_tmp_path / "earlier")
-    v = create_variable(Arena(communicator), np.zeros(3, "int32"), **SUMMED)
+    v = create_variable(make_arena(communicator), np.zeros(3, "int32"), **SUMMED)
     Checkpoint(v=v).read(path).assert_consumed()
     assert v.numpy().tolist() == [7, -7, 2**31 - 1]

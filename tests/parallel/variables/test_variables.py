@@ -246,7 +246,7 @@ def test_repr_does_not_communicate(strategy: Strategy) -> None:
         assert "'m' shape=(2,) dtype=float32, numpy=[1. 2.]" in repr(mirrored)
         assert "component on rank 0=3.0" in repr(local)
         assert hash(mirrored) != hash(local)
-        assert "variables" in repr(strategy.arena)
+        assert "variables" in repr(strategy.home)
         assert f"num_replicas_in_sync={strategy.num_replicas_in_sync}" in repr(strategy)
 
 

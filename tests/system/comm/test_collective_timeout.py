@@ -22,8 +22,8 @@ from mpidist.comm.group.opening import open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.errors import CollectiveTimeoutError, MismatchError
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from tests.helpers import marks
+from tests.helpers.strategies import ArenaStrategy
 from tests.helpers.waiting import let_pass, until_waits_in
 
 world = open_communicator()
@@ -160,7 +160,7 @@ report(first, alone(lambda: attempt(lambda: collective.all_reduce(np.ones(5)))))
 
 def test_a_step_of_an_optimizer_is_timed_too(tmp_path: Path) -> None:
     everyone = run(tmp_path, """
-strategy = Strategy(world, options=OPTIONS)
+strategy = ArenaStrategy(world, options=OPTIONS)
 with strategy.scope():
     variable = mpidist.Variable(np.zeros(3, "float32"))
     optimizer = mpidist.optimizers.SGD(1.0)
@@ -178,7 +178,7 @@ report(good[-1], late)
 
 def test_one_call_alone_may_have_a_time_limit(tmp_path: Path) -> None:
     everyone = run(tmp_path, """
-strategy = Strategy(world)
+strategy = ArenaStrategy(world)
 limited = lambda: strategy.extended.reduce_to("SUM", np.ones(2), "cpu:0", options=OPTIONS)
 good = attempt(limited)
 if rank == 2:

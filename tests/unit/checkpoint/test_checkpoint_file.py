@@ -21,12 +21,12 @@ from mpidist.checkpoint.file.layout import PIECE_BYTES
 from mpidist.checkpoint.manager import latest_checkpoint
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import make_arena
 
 ROOT = Path(__file__).resolve().parents[3]
-ARENA = Arena(SoloCommunicator())
+ARENA = make_arena(SoloCommunicator())
 SIZE = 3 * PIECE_BYTES // 8 + 5
 
 

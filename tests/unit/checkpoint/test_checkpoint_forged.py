@@ -20,11 +20,11 @@ from mpidist.checkpoint.file.hdf5 import CHECKSUMS, COMPLETE, INDEX
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.optimizers.families.adam import Adam
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import make_arena
 
-ARENA = Arena(SoloCommunicator())
+ARENA = make_arena(SoloCommunicator())
 
 
 def variable(value: Any) -> BaseVariable:

@@ -17,13 +17,13 @@ import numpy as np
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.group.solo import SoloCommunicator
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
+from tests.helpers.strategies import make_arena
 
 CALLS = ["posix_fallocate", "pwrite", "fsync", "replace", "unlink", "link", "open"]
 first, how, keep = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 killed = int(sys.argv[4])
-v = create_variable(Arena(SoloCommunicator()), np.zeros(3000))
+v = create_variable(make_arena(SoloCommunicator()), np.zeros(3000))
 count = 0
 
 def run(directory, saves, last):

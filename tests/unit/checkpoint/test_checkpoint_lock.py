@@ -24,12 +24,12 @@ from mpidist.checkpoint.directory.state import LOCK_FILE, read_state
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
+from tests.helpers.strategies import make_arena
 from tests.hosts.virtual_hosts import unshare
 
 ROOT = Path(__file__).resolve().parents[3]
-ARENA = Arena(SoloCommunicator())
+ARENA = make_arena(SoloCommunicator())
 # The numbers by which file systems say that they have no hard links.
 NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EMLINK]
 

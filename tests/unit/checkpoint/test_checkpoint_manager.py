@@ -32,12 +32,12 @@ from mpidist.checkpoint.file import hdf5
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import make_arena
 
 ROOT = Path(__file__).resolve().parents[3]
-ARENA = Arena(SoloCommunicator())
+ARENA = make_arena(SoloCommunicator())
 
 
 def variable(value: Any) -> BaseVariable:

@@ -18,13 +18,13 @@ from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.walk.objects import walk
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.module import Module
 from mpidist.variables.variable import BaseVariable
 from tests.helpers.calls import calls_of
+from tests.helpers.strategies import make_arena
 
-ARENA = Arena(SoloCommunicator())
+ARENA = make_arena(SoloCommunicator())
 
 
 def variable(value: npt.ArrayLike) -> BaseVariable:

@@ -17,11 +17,11 @@ from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.first_rank import note_role
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
 from tests.helpers.clocks import SetClock
+from tests.helpers.strategies import make_arena
 
-ARENA = Arena(SoloCommunicator())
+ARENA = make_arena(SoloCommunicator())
 
 
 def checkpoint() -> Checkpoint:

@@ -518,7 +518,7 @@ def test_after_its_end_the_strategy_says_so() -> None:
     for act in acts:
         with pytest.raises(RuntimeError, match="this ParameterServerStrategy is closed: its servers have ended"):
             act()
-    for act in (strategy.scope().__enter__, strategy.arena.require_open):
+    for act in (strategy.scope().__enter__, strategy.replicas.require_open):
         with pytest.raises(RuntimeError, match=r"this strategy is closed: .* Variables on servers have ended with it"):
             act()
     assert not late.is_done

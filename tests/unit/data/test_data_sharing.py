@@ -38,7 +38,8 @@ class Played:
 
 
 def shares(dataset: Dataset, size: int) -> list[RankShare]:
-    return [share_dataset(dataset, cast(Communicator, Played(rank, size))) for rank in range(size)]
+    ranks = [cast(Communicator, Played(rank, size)) for rank in range(size)]
+    return [share_dataset(dataset, one, one) for one in ranks]
 
 
 def batches(share: RankShare, start: int = 0) -> list[list[int]]:

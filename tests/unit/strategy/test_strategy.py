@@ -175,7 +175,7 @@ def test_experimental_arguments_are_in_tfs_order() -> None:
 def test_the_check_can_be_switched_on_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, expected in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv("MPIDIST_CHECK", text)
-        assert mpidist.OneDeviceStrategy("cpu:0").arena.options.check is expected
+        assert mpidist.OneDeviceStrategy("cpu:0").replicas.options.check is expected
 
 
 @pytest.mark.parametrize("device", ["tpu:0", "", "gpu:x", "/job:worker"])

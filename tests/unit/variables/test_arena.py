@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.comm.group.solo import SoloCommunicator
-from mpidist.variables.arena import Arena, solo_arena
+from mpidist.variables.arena import solo_arena
 from mpidist.variables.memory.slab import ALIGNMENT, Slab, aligned_zeros
+from tests.helpers.strategies import make_arena
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
@@ -44,7 +45,7 @@ def test_memory_starts_on_a_cache_line_and_is_zero(dtype: str) -> None:
 
 
 def test_an_arena_of_one_rank_is_private() -> None:
-    arena = Arena(SoloCommunicator(), shared=True)
+    arena = make_arena(SoloCommunicator(), shared=True)
     assert not arena.shares_memory
     number, address = arena.create("w", (3, 5), np.dtype("float32"))
     assert (address.size, address.slab.is_shared) == (15, False)
@@ -55,11 +56,11 @@ def test_an_arena_of_one_rank_is_private() -> None:
     arena.release(number)
     _, again = arena.create("v", (4,), np.dtype("float32"))
     assert again.start == address.start
-    assert repr(arena) == "Arena(1 variables in 1 slabs, 1048576 bytes, SoloCommunicator())"
+    assert repr(arena) == "make_arena(1 variables in 1 slabs, 1048576 bytes, SoloCommunicator())"
 
 
 def test_large_variables_get_slabs_that_hold_them() -> None:
-    arena = Arena(SoloCommunicator())
+    arena = make_arena(SoloCommunicator())
     _, small = arena.create("s", (10,), np.dtype("float64"))
     _, large = arena.create("l", (3 << 20,), np.dtype("float64"))
     _, empty = arena.create("e", (0, 4), np.dtype("float64"))

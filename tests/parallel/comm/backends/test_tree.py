@@ -20,9 +20,9 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategy.base import Strategy
 from mpidist.strategy.default import Variable
 from mpidist.testing.contract import CollectiveContract
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import LAYOUTS, lay_out, refuse_shared
 
 pytestmark = pytest.mark.mpi
@@ -113,11 +113,11 @@ def test_it_is_there_only_when_asked_for(communicator: Communicator) -> None:
     assert isinstance(asked.backend, TreeBackend) == (communicator.size > 1)
 
 
-def make_strategy(communicator: Communicator, layout: str, *, reproducible: bool = True) -> Strategy:
+def make_strategy(communicator: Communicator, layout: str, *, reproducible: bool = True) -> ArenaStrategy:
     """As `layouts.make_strategy`, with reproducible sums."""
     options = CommunicationOptions(reproducible=reproducible, bytes_per_pack=1 << 14 if layout == "chunks" else 0)
     shared = False if layout == "private" else None
-    strategy = Strategy(lay_out(communicator, layout), options=options, shared=shared)
+    strategy = ArenaStrategy(lay_out(communicator, layout), options=options, shared=shared)
     if layout == "full":
         strategy.arena.reserve = refuse_shared(strategy.arena)  # type: ignore[method-assign]
     return strategy
@@ -134,7 +134,7 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
 SHAPES = [(3,), (70, 50), (70_000,), (17,)]
 
 
-def train(strategy: Strategy, make: Callable[[], Optimizer], *, is_summed: bool) -> bytes:
+def train(strategy: ArenaStrategy, make: Callable[[], Optimizer], *, is_summed: bool) -> bytes:
     """The parameters and state after some steps."""
     initial = [np.linspace(-1, 1, int(np.prod(shape)), dtype="float32").reshape(shape) for shape in SHAPES]
     with strategy.scope():

@@ -18,7 +18,7 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.experimental import PowerSGD
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 
 DIFFERENT: list[dict[str, Any]] = [
     {"implementation": "RING"}, {"reproducible": True}, {"wire_dtype": "bfloat16"}, {"bytes_per_pack": 100},
@@ -44,7 +44,7 @@ class Uncompressed:
 def test_options_of_one_rank_are_an_error_on_all(communicator: Communicator, options: dict[str, Any]) -> None:
     mine = CommunicationOptions(**options if communicator.rank == 1 else {})
     with pytest.raises(MismatchError, match=rf"communication options .*got {{}} .*{next(iter(options))}.*on rank 1"):
-        Strategy(communicator, options=mine)
+        ArenaStrategy(communicator, options=mine)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -55,18 +55,18 @@ def test_the_environment_of_one_rank_is_an_error_on_all(
     if communicator.rank == 1:
         monkeypatch.setenv(selection.OVERRIDE, "RING")
     with pytest.raises(MismatchError, match=r"'implementation': 'RING'.*on rank 1.*the same MPIDIST_COLLECTIVE"):
-        Strategy(communicator)
+        ArenaStrategy(communicator)
 
 
 @pytest.mark.mpi
 def test_a_check_that_one_rank_asks_for_is_made_by_all(communicator: Communicator) -> None:
     options = CommunicationOptions(check=communicator.rank == communicator.size - 1)
-    assert Strategy(communicator, options=options).arena.options.check
+    assert ArenaStrategy(communicator, options=options).arena.options.check
 
 
 @pytest.mark.mpi
 def test_options_of_a_call_beside_a_compression_of_the_users(communicator: Communicator) -> None:
-    strategy = Strategy(communicator, options=CommunicationOptions(compression=Uncompressed()))
+    strategy = ArenaStrategy(communicator, options=CommunicationOptions(compression=Uncompressed()))
     options = CommunicationOptions(implementation="MPI")
     assert strategy.extended.reduce_to("SUM", 1.0, "cpu:0", options=options) == communicator.size
 

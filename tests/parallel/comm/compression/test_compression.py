@@ -26,8 +26,8 @@ from mpidist.errors import CheckpointError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import lay_out
 
@@ -221,11 +221,11 @@ def test_bytes_are_what_the_formula_says(communicator: Communicator, dtype: str)
     assert sum(communicator.all_gather_object(sent_by(PowerSGD(3, start_step=1), memory))) == sum(thin)
 
 
-def compressed(communicator: Communicator, compression: Compression | None, **options: Any) -> Strategy:
-    return Strategy(communicator, options=CommunicationOptions(compression=compression, **options))
+def compressed(communicator: Communicator, compression: Compression | None, **options: Any) -> ArenaStrategy:
+    return ArenaStrategy(communicator, options=CommunicationOptions(compression=compression, **options))
 
 
-def apply(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[BaseVariable]) -> None:
+def apply(strategy: ArenaStrategy, optimizer: Any, gradients: list[Any], variables: list[BaseVariable]) -> None:
     strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
 
 
@@ -334,7 +334,7 @@ def test_the_arena_shares_nothing(communicator: Communicator) -> None:
     strategy = compressed(communicator, PowerSGD(2))
     assert not strategy.arena.shares_memory
     with pytest.raises(ValueError, match="`compression` makes a collective sum them"):
-        Strategy(communicator, options=CommunicationOptions(compression=PowerSGD(2)), shared=True)
+        ArenaStrategy(communicator, options=CommunicationOptions(compression=PowerSGD(2)), shared=True)
 
 
 class Run:

@@ -20,7 +20,7 @@ from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import MismatchError, UnavailableError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.comm.test_collective import PickledCollective, StackedOps
 from tests.parallel.layouts import lay_out
 
@@ -171,12 +171,12 @@ def test_an_object_belongs_to_its_ranks(communicator: Communicator) -> None:
     ops = HierarchicalCopyAllReduce()
     with pytest.raises(RuntimeError, match="give it to a strategy"):
         ops.reduce(ReduceOp.SUM, np.ones(1), "cpu")
-    Strategy(communicator, cross_device_ops=ops)
-    again = Strategy(communicator, cross_device_ops=ops)
+    ArenaStrategy(communicator, cross_device_ops=ops)
+    again = ArenaStrategy(communicator, cross_device_ops=ops)
     assert again.reduce("SUM", 1, axis=None) == communicator.size
     if communicator.size > 1:
         with pytest.raises(ValueError, match="make one object for each strategy"):
-            Strategy(lay_out(communicator, "each"), cross_device_ops=ops)
+            ArenaStrategy(lay_out(communicator, "each"), cross_device_ops=ops)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -196,12 +196,12 @@ def test_a_hook_must_give_an_array_of_the_shape(communicator: Communicator) -> N
         pass
 
     with pytest.raises(ValueError, match=r"hook of Forgetful must return an array of the shape.*\(3,\).*NoneType"):
-        Strategy(communicator, cross_device_ops=Forgetful()).reduce("SUM", np.ones(3), axis=None)
+        ArenaStrategy(communicator, cross_device_ops=Forgetful()).reduce("SUM", np.ones(3), axis=None)
     with pytest.raises(NotImplementedError, match="Unfinished must have a method `reduce_implementation`"):
-        Strategy(communicator, cross_device_ops=Unfinished()).reduce("SUM", np.ones(3), axis=None)
+        ArenaStrategy(communicator, cross_device_ops=Unfinished()).reduce("SUM", np.ones(3), axis=None)
 
 
-def train(strategy: Strategy) -> dict[str, AnyArray]:
+def train(strategy: ArenaStrategy) -> dict[str, AnyArray]:
     """Two steps with dense and sparse gradients, and all else that a strategy sends."""
     rank, size = strategy.communicator.rank, strategy.communicator.size
     generator = np.random.default_rng(rank)
@@ -236,9 +236,9 @@ def train(strategy: Strategy) -> dict[str, AnyArray]:
 
 @pytest.mark.parametrize("kind", OPS)
 def test_a_step_gives_what_auto_gives(communicator: Communicator, kind: str) -> None:
-    strategy = Strategy(communicator, cross_device_ops=OPS[kind](communicator))
+    strategy = ArenaStrategy(communicator, cross_device_ops=OPS[kind](communicator))
     assert not strategy.arena.shares_memory, "an explicit choice turns the arena's own reduction off"
-    expected = train(Strategy(communicator))
+    expected = train(ArenaStrategy(communicator))
     for name, result in train(strategy).items():
         tolerance = 2e-3 if name == "half" else 1e-6
         np.testing.assert_allclose(result, expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
@@ -286,36 +286,36 @@ def test_what_is_no_collective_is_one_error_on_every_rank(communicator: Communic
     if communicator.size > 1:
         only_last = "abacus" if communicator.rank == communicator.size - 1 else None
         with pytest.raises(TypeError, match=f"failed on rank {communicator.size - 1}.*got str"):
-            Strategy(communicator, cross_device_ops=only_last)  # type: ignore[arg-type]  # that is the point
+            ArenaStrategy(communicator, cross_device_ops=only_last)
         other: Any = StackedOps() if communicator.rank else None
         with pytest.raises(MismatchError, match="StackedOps"):
-            Strategy(communicator, cross_device_ops=other)
+            ArenaStrategy(communicator, cross_device_ops=other)
         alone = open_communicator(communicator.mpi.Split(communicator.rank))
         with pytest.raises(ValueError, match="make it for the strategy's ranks"):
-            Strategy(communicator, cross_device_ops=PickledCollective(alone))
+            ArenaStrategy(communicator, cross_device_ops=PickledCollective(alone))
 
 
 def test_what_cannot_be_had_together(communicator: Communicator) -> None:
     for options in (CommunicationOptions(wire_dtype="float16"), CommunicationOptions(reproducible=True)):
         with pytest.raises(ValueError, match="leave out the option"):
-            Strategy(communicator, options=options, cross_device_ops=StackedOps())
+            ArenaStrategy(communicator, options=options, cross_device_ops=StackedOps())
     with pytest.raises(ValueError, match="choose one of them"):
-        Strategy(communicator, options=CommunicationOptions(implementation="RING"), cross_device_ops=StackedOps())
+        ArenaStrategy(communicator, options=CommunicationOptions(implementation="RING"), cross_device_ops=StackedOps())
     with pytest.raises(ValueError, match="choose one of them"):
-        Strategy(communicator, shared=True, cross_device_ops=StackedOps())
+        ArenaStrategy(communicator, shared=True, cross_device_ops=StackedOps())
 
 
 @pytest.mark.mpi(min_size=2)
 def test_options_of_one_call(communicator: Communicator, caplog: pytest.LogCaptureFixture) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     ring = CommunicationOptions(implementation="RING")
-    collective: Any = strategy.collective_for(ring)
+    collective: Any = strategy.replicas.collective_for(ring)
     assert type(collective.backend).__name__ == "RingBackend"
     traffic: Traffic = collective.backend.traffic
-    again: object = strategy.collective_for(CommunicationOptions(implementation="ring"))
+    again: object = strategy.replicas.collective_for(CommunicationOptions(implementation="ring"))
     assert again is collective
-    assert strategy.collective_for(CommunicationOptions()) is strategy.arena.collective
-    assert strategy.collective_for(None) is strategy.arena.collective
+    assert strategy.replicas.collective_for(CommunicationOptions()) is strategy.arena.collective
+    assert strategy.replicas.collective_for(None) is strategy.arena.collective
     array = np.full(240, communicator.rank, np.float32)
     total = sum(range(communicator.size))
 
@@ -333,19 +333,19 @@ def test_options_of_one_call(communicator: Communicator, caplog: pytest.LogCaptu
     assert strategy.extended.batch_reduce_to("SUM", [(array, "cpu:0")], options=ring)[0][0] == total
     sent.append(traffic.sent)
     assert (np.diff(sent) > 0).all(), f"calls with RING must go around the ring, its bytes sent were {sent}"
-    apart = Strategy(lay_out(communicator, "each"))
+    apart = ArenaStrategy(lay_out(communicator, "each"))
     with pytest.raises(UnavailableError, match=r"NODE.*no two ranks share memory"):
         apart.extended.reduce_to("SUM", array, "cpu:0", options=CommunicationOptions(implementation="NODE"))
     with pytest.raises(MismatchError, match="communication options"):
-        strategy.collective_for(CommunicationOptions(bytes_per_pack=64 + communicator.rank))
+        strategy.replicas.collective_for(CommunicationOptions(bytes_per_pack=64 + communicator.rank))
 
 
 def test_options_of_one_call_under_cross_device_ops(communicator: Communicator) -> None:
     ops = Recorded()
-    strategy = Strategy(communicator, options=CommunicationOptions(bytes_per_pack=64), cross_device_ops=ops)
+    strategy = ArenaStrategy(communicator, options=CommunicationOptions(bytes_per_pack=64), cross_device_ops=ops)
     strategy.reduce("SUM", np.ones(2), axis=None)
     strategy.extended.reduce_to("SUM", np.ones(2), "cpu:0", options=CommunicationOptions(bytes_per_pack=128))
     assert ops.calls == [("reduce", 64), ("reduce", 128)]
-    own = Strategy(communicator, cross_device_ops=PickledCollective(communicator))
+    own = ArenaStrategy(communicator, cross_device_ops=PickledCollective(communicator))
     options = CommunicationOptions(bytes_per_pack=128)
     assert own.extended.reduce_to("SUM", np.ones(2), "cpu:0", options=options).tolist() == [communicator.size] * 2

@@ -19,7 +19,6 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.making.creation import create_variable
@@ -29,6 +28,7 @@ from mpidist.variables.step.step import Step
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.kernel import Update
 from tests.helpers.amounts import amount
+from tests.helpers.strategies import ArenaStrategy, make_arena
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -38,7 +38,7 @@ SIZES = (1, 3, 0, 16, 17, 100, 5000, 70_001)
 
 
 @pytest.fixture(params=LAYOUTS)
-def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Strategy:
+def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> ArenaStrategy:
     return make_strategy(communicator, request.param)
 
 
@@ -61,7 +61,7 @@ def count_up(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "longdouble"])
-def test_every_element_is_updated_once(strategy: Strategy, dtype: str) -> None:
+def test_every_element_is_updated_once(strategy: ArenaStrategy, dtype: str) -> None:
     arena, rank, n = strategy.arena, strategy.communicator.rank, strategy.num_replicas_in_sync
     sizes = [size for size in SIZES if dtype != "float16" or size < 1000]
     variables = [make(arena, size, dtype) for size in sizes]
@@ -79,7 +79,7 @@ def test_every_element_is_updated_once(strategy: Strategy, dtype: str) -> None:
     strategy.communicator.barrier()
 
 
-def test_several_dtypes_and_subsets(strategy: Strategy) -> None:
+def test_several_dtypes_and_subsets(strategy: ArenaStrategy) -> None:
     arena, n = strategy.arena, strategy.num_replicas_in_sync
     variables = [make(arena, 40, dtype) for dtype in ("float32", "float64", "float32", "float64")]
     plan = Plan(variables, {}, 0)
@@ -91,7 +91,7 @@ def test_several_dtypes_and_subsets(strategy: Strategy) -> None:
         np.testing.assert_array_equal(variables[number].numpy(), np.arange(40) + count * n)
 
 
-def test_sums_alone_change_nothing_else(strategy: Strategy) -> None:
+def test_sums_alone_change_nothing_else(strategy: ArenaStrategy) -> None:
     variables = [make(strategy.arena, 100), make(strategy.arena, 33)]
     plan = Plan(variables, {}, 0)
     for view in plan.gradients:
@@ -102,7 +102,7 @@ def test_sums_alone_change_nothing_else(strategy: Strategy) -> None:
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("case", ["other", "fewer", "none", "order"])
-def test_different_variables_are_a_mismatch_everywhere(strategy: Strategy, case: str) -> None:
+def test_different_variables_are_a_mismatch_everywhere(strategy: ArenaStrategy, case: str) -> None:
     variables = [make(strategy.arena, 10, name=name) for name in "abc"]
     plan = Plan(variables, {}, 0)
     odd = strategy.communicator.rank == strategy.communicator.size - 1
@@ -175,9 +175,9 @@ def test_the_ways_of_one_rank_that_do_more_than_add(communicator: Communicator) 
 
     third = np.float32(1) / 3
     for strategy, expected in [
-        (Strategy(SoloCommunicator(), cross_device_ops=Twice()), 2 * third),
-        (Strategy(SoloCommunicator(), options=CommunicationOptions(wire_dtype="float16")), np.float16(third)),
-        (Strategy(SoloCommunicator()), third),
+        (ArenaStrategy(SoloCommunicator(), cross_device_ops=Twice()), 2 * third),
+        (ArenaStrategy(SoloCommunicator(), options=CommunicationOptions(wire_dtype="float16")), np.float16(third)),
+        (ArenaStrategy(SoloCommunicator()), third),
     ]:
         plan = Plan([make(strategy.arena, 1), make(strategy.arena, 1 << 14)], {}, 0)
         for view in plan.gradients:
@@ -198,7 +198,7 @@ def test_differences_are_found_late_on_one_node(communicator: Communicator) -> N
 
 
 @pytest.mark.mpi(min_size=2)
-def test_different_lists_are_a_mismatch_everywhere(strategy: Strategy) -> None:
+def test_different_lists_are_a_mismatch_everywhere(strategy: ArenaStrategy) -> None:
     a, b, c = (make(strategy.arena, 10) for _ in range(3))
     odd = strategy.communicator.rank == strategy.communicator.size - 1
     # All have the same name, shape and dtype.
@@ -209,7 +209,7 @@ def test_different_lists_are_a_mismatch_everywhere(strategy: Strategy) -> None:
         assert len(set(strategy.communicator.all_gather_object(str(caught.value)))) == 1
 
 
-def test_lists_that_make_no_sense(strategy: Strategy, communicator: Communicator) -> None:
+def test_lists_that_make_no_sense(strategy: ArenaStrategy, communicator: Communicator) -> None:
     a = make(strategy.arena, 10)
     stranger = make(make_strategy(communicator, "private").arena, 10, name="stranger")
     for variables, text in [([], "empty list"), ([a, a], "twice"), ([a, stranger], "different strategies")]:
@@ -238,7 +238,7 @@ def test_state_lives_once_per_node(communicator: Communicator) -> None:
     assert slab.writable.size < 1100
 
 
-def test_a_pass_measures_and_changes_variables_one_by_one(strategy: Strategy) -> None:
+def test_a_pass_measures_and_changes_variables_one_by_one(strategy: ArenaStrategy) -> None:
     arena, n = strategy.arena, strategy.num_replicas_in_sync
     variables = [make(arena, size, "float64" if i % 2 else "float32") for i, size in enumerate(SIZES)]
     plan = Plan(variables, {"visits": 5.0}, scratch_count=2)
@@ -291,7 +291,7 @@ def test_a_pass_measures_and_changes_variables_one_by_one(strategy: Strategy) ->
 )
 @settings(max_examples=amount(50, 2000), deadline=None)
 def test_blocks_of_variables_cover_them_once(sizes: list[int], parts: int, data: st.DataObject) -> None:
-    arena = Arena(SoloCommunicator())
+    arena = make_arena(SoloCommunicator())
     variables = [(number, make(arena, size)) for number, size in enumerate(sizes)]
     bundle = Bundle(arena, variables, {}, 0)
     chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(sizes))))))

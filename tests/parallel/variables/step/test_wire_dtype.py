@@ -11,7 +11,7 @@ import mpidist
 from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import SGD, LossScaleOptimizer
 from mpidist.options import CommunicationOptions
-from mpidist.strategy.base import Strategy
+from tests.helpers.strategies import ArenaStrategy
 from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi
@@ -22,21 +22,21 @@ HALVES = CommunicationOptions(wire_dtype="float16")
 
 
 @pytest.fixture(params=["node", "private", "pairs", "each", "first"])
-def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Strategy:
+def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> ArenaStrategy:
     shared = False if request.param == "private" else None
-    return Strategy(lay_out(communicator, request.param), options=HALVES, shared=shared)
+    return ArenaStrategy(lay_out(communicator, request.param), options=HALVES, shared=shared)
 
 
-def has_messages(strategy: Strategy) -> bool:
+def has_messages(strategy: ArenaStrategy) -> bool:
     """Whether gradients are sent: ranks of one node read one another's, and one rank rounds its own."""
     return not strategy.arena.shares_memory or len(strategy.communicator.node_sizes) > 1
 
 
-def rounded(strategy: Strategy, value: float) -> float:
+def rounded(strategy: ArenaStrategy, value: float) -> float:
     return float(np.float16(value)) if has_messages(strategy) else float(np.float32(value))
 
 
-def test_all_gradients_of_a_step_together_decide(strategy: Strategy) -> None:
+def test_all_gradients_of_a_step_together_decide(strategy: ArenaStrategy) -> None:
     """Small variables go with the others; a step of small variables alone is exact."""
     with strategy.scope():
         small, large = (mpidist.Variable(np.zeros(size, "float32")) for size in (3, LARGE))
@@ -53,7 +53,7 @@ def test_all_gradients_of_a_step_together_decide(strategy: Strategy) -> None:
         np.testing.assert_allclose(small.numpy(), -np.float32(1 / 3) - np.float32(np.float16(1 / 3)), rtol=1e-6)
 
 
-def test_float64_gradients_are_exact(strategy: Strategy) -> None:
+def test_float64_gradients_are_exact(strategy: ArenaStrategy) -> None:
     with strategy.scope():
         variable = mpidist.Variable(np.zeros(LARGE))
         optimizer = SGD(1 / strategy.num_replicas_in_sync)
@@ -61,7 +61,7 @@ def test_float64_gradients_are_exact(strategy: Strategy) -> None:
     np.testing.assert_allclose(variable.numpy(), -1 / 3, rtol=1e-15)
 
 
-def test_norms_are_not_rounded(strategy: Strategy) -> None:
+def test_norms_are_not_rounded(strategy: ArenaStrategy) -> None:
     """100 000 gradients of 1 have a sum of squares that float16 cannot hold."""
     with strategy.scope():
         variable = mpidist.Variable(np.zeros(100_000, "float32"))
@@ -70,7 +70,7 @@ def test_norms_are_not_rounded(strategy: Strategy) -> None:
     np.testing.assert_allclose(np.linalg.norm(variable.numpy().astype("float64")), 1, rtol=1e-5)
 
 
-def test_loss_scaling_sees_what_is_finite(strategy: Strategy) -> None:
+def test_loss_scaling_sees_what_is_finite(strategy: ArenaStrategy) -> None:
     with strategy.scope():
         variable = mpidist.Variable(np.zeros(100, "float32"))
         optimizer = LossScaleOptimizer(SGD(1.0), initial_scale=2.0**15)
@@ -79,7 +79,7 @@ def test_loss_scaling_sees_what_is_finite(strategy: Strategy) -> None:
     np.testing.assert_array_equal(variable.numpy(), -4.0 * strategy.num_replicas_in_sync)
 
 
-def test_what_users_reduce_is_not_rounded(strategy: Strategy) -> None:
+def test_what_users_reduce_is_not_rounded(strategy: ArenaStrategy) -> None:
     n = strategy.num_replicas_in_sync
     assert strategy.reduce("SUM", 40000.0, axis=None) == 40000.0 * n
     assert strategy.reduce("SUM", np.float64(40000.0), axis=None) == 40000.0 * n
@@ -90,7 +90,7 @@ def test_what_users_reduce_is_not_rounded(strategy: Strategy) -> None:
     assert (strategy.extended.reduce_to("SUM", whole, "cpu:0", others) == 40000 * n).all(), "this call asks for others"
 
 
-def test_metrics_are_not_rounded(strategy: Strategy) -> None:
+def test_metrics_are_not_rounded(strategy: ArenaStrategy) -> None:
     with strategy.scope():
         mean = mpidist.metrics.Mean()
         count = mpidist.Variable(
@@ -104,7 +104,7 @@ def test_metrics_are_not_rounded(strategy: Strategy) -> None:
 
 
 def test_a_call_may_ask_for_it(communicator: Communicator) -> None:
-    strategy = Strategy(communicator)
+    strategy = ArenaStrategy(communicator)
     whole = np.full(LARGE, 0.3, "float32")
     result = strategy.extended.reduce_to("MEAN", whole, "cpu:0", HALVES)
     np.testing.assert_allclose(result, 0.3, rtol=1e-3)
