@@ -50,6 +50,11 @@ FAULTS = (
         DATA + "all_ranks_shuffle_alike_and_anew_in_each_pass", 2,
     ),
     Fault(
+        "the ranks of a replica shuffle by different seeds", "data/distribution/share.py",
+        " if everyone is communicator else everyone.broadcast_object(facts[0].drawn_seeds)", "",
+        "parallel/strategy/test_groups.py::test_the_ranks_of_a_replica_read_the_same_examples", 4,
+    ),
+    Fault(
         "all ranks see OFF in one order", "data/items/shuffle.py",
         "[value, epoch.salt] if self.drawn and epoch.salt else [value]", "[value]",
         DATA + "off_shuffles_differently_on_each_rank_without_a_seed", 2,

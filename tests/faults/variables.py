@@ -8,6 +8,11 @@ OPTIONS = "parallel/optimizers/test_options.py::test_"
 
 FAULTS = (
     Fault(
+        "replicas write to central storage without an aggregation", "variables/kinds/aggregating.py",
+        "if self.aggregation is VariableAggregation.NONE and context.in_replica():", "if False:",
+        "parallel/strategy/test_central_storage.py::test_a_write_of_replicas_needs_an_aggregation", 2,
+    ),
+    Fault(
         "a variable of integers wraps", "variables/kinds/mirrored.py",
         "changed(self.name, self._view, delta, method)", "np.add(self._view, delta)",
         "parallel/variables/test_integers.py::test_sums_and_differences_of_a_variable", 2,

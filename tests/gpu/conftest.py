@@ -18,6 +18,7 @@ from mpidist.comm.gpu.cuda_awareness import Awareness
 from mpidist.comm.gpu.transport import TRANSPORT
 from mpidist.comm.group import resource
 from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 from tests.helpers.leaks import KEPT
@@ -42,6 +43,15 @@ def is_simulated(request: pytest.FixtureRequest) -> bool:
 def sibling(communicator: Communicator) -> Communicator:
     """The communicator of reductions in the background, which stays as long as the job."""
     opened = communicator.open_sibling(asynchronous.PURPOSE)
+    KEPT.update(resource.held())
+    return opened
+
+
+@pytest.fixture(scope="session")
+def job(communicator: Communicator) -> Communicator:
+    """The communicator of the job's strategies, which stays as long as the job."""
+    opened = open_communicator()
+    opened.open_lane()
     KEPT.update(resource.held())
     return opened
 

@@ -28,7 +28,10 @@ def on_gpus(request: pytest.FixtureRequest) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
-    [(1, "one-device"), (1, "mirrored"), (2, "mirrored"), (2, "multi-worker"), (3, "multi-worker")],
+    [
+        (1, "one-device"), (1, "mirrored"), (2, "mirrored"), (2, "multi-worker"), (3, "multi-worker"),
+        (2, "central-storage"),
+    ],
 )
 def test_losses_of_the_example_are_those_of_the_cpu(
     ranks: int, strategy: str, tmp_path: Path, on_gpus: list[Path]

@@ -71,7 +71,7 @@ class ArenaMemory(Home, ABC):
 
     Raises:
         ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
-        NotImplementedError: Variables on GPUs, and `compression`.
+        NotImplementedError: Variables on GPUs, and `compression`; or the replicas are not all ranks of the strategy.
 
     Attributes:
         replicas: As given.
@@ -102,10 +102,14 @@ class ArenaMemory(Home, ABC):
         self.replicas = replicas
         self.communicator = communicator = replicas.everyone
         self.options, self.collective, self.arrival = replicas.options, replicas.collective, replicas.arrival
+        if communicator is not replicas.communicator:
+            # Its barriers and norms are over all ranks, and its sums over the replicas.
+            raise NotImplementedError(
+                f"an arena has its variables on every replica, which are {communicator.size} ranks here, and only "
+                f"{replicas.communicator.size} of them are replicas of each other: use a home for parts of variables"
+            )
         self.strategy_number = owner = replicas.number
         self.calls: Calls = replicas.calls
-        if communicator is not replicas.communicator:
-            self.calls = communicator.calls.limited(self.options.timeout_seconds, owner)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.plan_count = 0
         self.overflow_counts: AnyArray | None = None

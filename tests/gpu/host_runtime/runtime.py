@@ -74,6 +74,17 @@ class Functions:
         _libc.free(address)
 
     @staticmethod
+    def hostRegister(address: int, size: int, flags: int) -> None:
+        if not is_pageable(address):
+            raise ValueError(f"the memory at {address:#x} is page-locked already, or a GPU's")
+        pinned[address] = size
+
+    @staticmethod
+    def hostUnregister(address: int) -> None:
+        on_host.run_all()
+        del pinned[address]
+
+    @staticmethod
     def memGetInfo() -> tuple[int, int]:
         return 1 << 33, 1 << 34
 

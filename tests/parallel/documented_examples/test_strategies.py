@@ -44,6 +44,17 @@ def test_cross_device_ops(communicator: Communicator, kind: type[mpidist.Hierarc
     assert by_position.num_replicas_in_sync == communicator.size
 
 
+def test_central_storage_strategy(communicator: Communicator) -> None:
+    central_storage_strategy = mpidist.experimental.CentralStorageStrategy()
+    assert central_storage_strategy.num_replicas_in_sync == communicator.size
+    assert len(central_storage_strategy.extended.parameter_devices) == 1
+    # "Update to variables on replicas will be aggregated before being applied to variables."
+    with central_storage_strategy.scope():
+        variable = mpidist.Variable(0.0, aggregation="SUM")
+    central_storage_strategy.run(lambda: variable.assign_add(1.0))
+    assert variable == communicator.size
+
+
 @pytest.mark.parametrize("communication", [
     mpidist.experimental.CollectiveCommunication.RING, mpidist.experimental.CollectiveCommunication.NCCL,
 ])
