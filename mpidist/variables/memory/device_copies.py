@@ -17,7 +17,7 @@ from mpidist.variables.variable import Gradient
 
 
 class DeviceCopies:
-    """What a rank's GPU and variables in host memory give each other.
+    """Copies between a rank's GPU and variables in host memory.
 
     A variable is copied to the GPU at its first use after a write. The copy serves until the next write.
 
