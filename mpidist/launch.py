@@ -199,3 +199,15 @@ def lost_connection() -> str:
 def number(text: str | None) -> int | None:
     """Local. The number that is the text of a variable; None where it is none, or longer than any count."""
     return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def program() -> list[str]:
+    """Local. The words that start this program alone: `python train.py`."""
+    script = sys.argv[0] if sys.argv else ""
+    name = script if script.endswith(".py") and not Path(script).is_absolute() else Path(script).name
+    return ["python", name if name.endswith(".py") else "script.py"]
+
+
+def mpirun_line(ranks: int) -> str:
+    """Local. The command that starts this program on a number of ranks: `mpirun -n 4 python train.py`."""
+    return " ".join(["mpirun", "-n", str(ranks), *program()])

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpidist import launch
-from mpidist.cluster.command import program
 from mpidist.comm.group.agreement import name_ranks
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.mpi_library import loaded_device, loaded_library
 from mpidist.errors import LauncherError, UnavailableError
 from mpidist.failures.ending import note_survival
+from mpidist.launch import program
 
 logger = logging.getLogger("mpidist")
 

@@ -21,9 +21,9 @@ from types import FrameType
 from typing import NamedTuple
 
 from mpidist.errors import DeadRankError
-from mpidist.failures.advice import FORKED, LEFT
 from mpidist.failures.job_directory import deaths_seen
 from mpidist.failures.lives import Lives, how_ended
+from mpidist.failures.waits import FORKED, LEFT
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.launch import is_under_hydra as _is_under_hydra
 

@@ -17,9 +17,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.failures.clock import CLOCK, Clock
 from mpidist.failures.peers import STALE_SECONDS, Key, Peer
 from mpidist.recorder.details import tell
+from mpidist.recorder.time_limits import CLOCK, Clock
 
 VARIABLE = "MPIDIST_JOB_DIR"
 # A rank that waits writes once in so many seconds, another one once in so many.

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpidist.failures.clock import CLOCK, Clock
 from mpidist.recorder import inner_calls
 from mpidist.recorder.calls import NEXT, names_of
 from mpidist.recorder.details import tell
 from mpidist.recorder.rank_page import Page
 from mpidist.recorder.stacks import stack_of_process
-from mpidist.recorder.time_limits import ANSWER_SECONDS, TICK_SECONDS
+from mpidist.recorder.time_limits import ANSWER_SECONDS, CLOCK, TICK_SECONDS, Clock
 
 # Less than any time, which a claim is at first.
 _CLAIMED = 1

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.failures import advice, deadlocks, startup
-from mpidist.failures.clock import CLOCK, Clock
+from mpidist.failures import deadlocks, startup, waits
 from mpidist.failures.job_directory import IDLE_SECONDS, WRITE_SECONDS, DeathNotes, OwnFile, deaths_seen
 from mpidist.failures.peers import LISTED, STALE_SECONDS, Key, Peer, claim, missing, rivals, tell_some, where_are
 from mpidist.failures.waits import Waits, limit_of
@@ -30,7 +29,7 @@ from mpidist.recorder.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls
 from mpidist.recorder.details import details_of, tell
 from mpidist.recorder.rank_page import Page
 from mpidist.recorder.recorder import RECORDER, Recorder
-from mpidist.recorder.time_limits import ANSWER_SECONDS, TICK_SECONDS, limit_seconds, warn_seconds
+from mpidist.recorder.time_limits import ANSWER_SECONDS, CLOCK, TICK_SECONDS, Clock, limit_seconds, warn_seconds
 
 logger = logging.getLogger("mpidist")
 
@@ -310,7 +309,7 @@ class Watchdog:
             return
         text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"
         told = dict.fromkeys([*(self._peers[key] for key in blamed), *others])
-        self._report(text, list(told), waiting, advice.RULE)
+        self._report(text, list(told), waiting, waits.RULE)
         if self.end is not None:
             self.end()
 
@@ -345,7 +344,7 @@ class Watchdog:
         text = f"{self.place} has waited {now - since:.0f} s {whom}"
         if ends:
             text += f", the limit is {limit:g} s, the job ends"
-        way_out = advice.of_wait(are_late=bool(late), are_seen=are_seen, sees_some=sees_some, ends=ends)
+        way_out = waits.advice(are_late=bool(late), are_seen=are_seen, sees_some=sees_some, ends=ends)
         self._report(text, late or others, waiting, way_out)
         if ends and self.end is not None:
             self.end()

@@ -15,7 +15,7 @@ from mpidist.comm.group.agreement import same_on_all
 from mpidist.metrics.argument import as_float_dtype, on_one_device
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import current_home
-from mpidist.variables.kinds.on_read import OnReadVariable
+from mpidist.variables.kinds.sync_on_read import OnReadVariable
 from mpidist.variables.variable import BaseVariable
 
 

@@ -1,9 +1,10 @@
-"""Patience: how long a rank waits for others before that is reported, and before the job ends."""
+"""Patience: how long a rank waits for others before that is reported, and before the job ends; by which clock."""
 
 from __future__ import annotations
 
 import math
 import os
+import time
 
 WARN_VARIABLE = "MPIDIST_WARN_SECONDS"
 LIMIT_VARIABLE = "MPIDIST_TIMEOUT"
@@ -12,6 +13,25 @@ _WARN_SECONDS = 30.0
 TICK_SECONDS = 0.5
 # A rank that is asked for its stack may take so long.
 ANSWER_SECONDS = 2 * TICK_SECONDS
+
+
+class Clock:
+    """The monotonic clock of this host, which all its processes share. Tests have one that they turn."""
+
+    def ns(self) -> int:
+        """Local. The time in nanoseconds."""
+        return time.monotonic_ns()
+
+    def now(self) -> float:
+        """Local. The time in seconds."""
+        return self.ns() / 1e9
+
+    def sleep(self, seconds: float) -> None:
+        """Local. Wait."""
+        time.sleep(seconds)
+
+
+CLOCK = Clock()
 
 
 def warn_seconds() -> float:

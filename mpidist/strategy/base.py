@@ -13,7 +13,7 @@ from mpidist.attributes import FixedAttributes
 from mpidist.cluster.devices.names import Device
 from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.comm.group.resource import Resource, end_all
-from mpidist.context import Entry
+from mpidist.context import Entry, Scope
 from mpidist.missing import Missing
 from mpidist.options import InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy import datasets, opened
@@ -21,7 +21,6 @@ from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.replica import ReplicaContext, mixing, require_call, require_parts
 from mpidist.strategy.reproducible.logical_replicas import LogicalReplicas
 from mpidist.strategy.reproducible.numerics import NumericsRecord
-from mpidist.strategy.scope import Scope
 from mpidist.strategy.threads import share_cores
 from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest
 from mpidist.variables.replicas import Replicas

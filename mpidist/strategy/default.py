@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mpidist import context, launch
 from mpidist.comm.collective import require_axis
-from mpidist.context import Entry
+from mpidist.context import Entry, Scope
 from mpidist.first_rank import is_chief
 from mpidist.options import (
     CommunicationOptions,
@@ -30,7 +30,6 @@ from mpidist.strategy.base import Strategy
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.opened import open_strategy
 from mpidist.strategy.replica import ReplicaContext, require_call
-from mpidist.strategy.scope import Scope
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import current_home, solo_arena
 from mpidist.variables.making.initial import ShardedInitial

@@ -15,13 +15,12 @@ from typing import Protocol
 import pytest
 
 from mpidist.failures import deadlocks
-from mpidist.failures.clock import Clock
 from mpidist.failures.peers import Key, Peer
 from mpidist.failures.watchdog import Watchdog
 from mpidist.recorder.calls import Calls
 from mpidist.recorder.rank_page import PAGE_BYTES, Page
 from mpidist.recorder.recorder import Recorder
-from mpidist.recorder.time_limits import TICK_SECONDS
+from mpidist.recorder.time_limits import TICK_SECONDS, Clock
 
 IDENTITY = 77
 

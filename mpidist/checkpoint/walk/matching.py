@@ -15,7 +15,7 @@ from mpidist.checkpoint.walk.states import State
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.errors import CheckpointError
 from mpidist.options import VariableAggregation
-from mpidist.variables.kinds.on_read import OnReadVariable
+from mpidist.variables.kinds.sync_on_read import OnReadVariable
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.options import COMPRESSION
 from mpidist.variables.variable import BaseVariable

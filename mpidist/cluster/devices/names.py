@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpidist import launch
-from mpidist.cluster.command import mpirun_line
+from mpidist.launch import mpirun_line
 
 _logger = logging.getLogger("mpidist")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mpidist.arguments import whole
-from mpidist.cluster.command import mpirun_line
 from mpidist.cluster.resolvers.resolver import ClusterResolver, find_master
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.comm.group.agreement import gather_together, require_same
 from mpidist.comm.group.communicator import Communicator, require_communicator
 from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import mark_shared
+from mpidist.launch import mpirun_line
 
 
 class MPIClusterResolver(ClusterResolver):

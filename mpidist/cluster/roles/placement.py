@@ -10,12 +10,12 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from mpidist import launch
-from mpidist.cluster.command import mpirun_line
 from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.comm.group.agreement import exchange, name_ranks
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import LauncherError, MismatchError, mark_shared
+from mpidist.launch import mpirun_line
 
 JOB_ORDER = ("chief", "worker", "ps", "evaluator")
 """The order in which ranks get the tasks of a cluster, where no rank is told its task."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpidist.cluster.command import mpirun_line
 from mpidist.cluster.detect import detect
 from mpidist.cluster.resolvers.mpi import MPIClusterResolver
 from mpidist.cluster.resolvers.resolver import ClusterResolver
@@ -14,6 +13,7 @@ from mpidist.cluster.slurm.idle_tasks import warn_about_idle_tasks
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.comm.group.agreement import together
 from mpidist.comm.group.communicator import Communicator
+from mpidist.launch import mpirun_line
 
 _NEEDED = {"ps": 1, "worker": 1, "chief": 1}
 _AT_MOST_ONE = ("chief", "evaluator")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpidist.arguments import whole
-from mpidist.cluster.command import mpirun_line
 from mpidist.cluster.resolvers.resolver import format_address
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.spec import Addresses, ClusterSpec
 from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import LauncherError
+from mpidist.launch import mpirun_line
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 

@@ -14,7 +14,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.variables.kinds.on_read import OnReadVariable
+from mpidist.variables.kinds.sync_on_read import OnReadVariable
 from mpidist.variables.scatter import checked_rows
 from mpidist.variables.variable import BaseVariable, Home, Read
 from mpidist.variables.whole_numbers import SUBTRACT

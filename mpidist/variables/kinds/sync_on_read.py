@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,10 +17,9 @@ from mpidist.comm.group.agreement import same_on_all, together
 from mpidist.errors import mark_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
-from mpidist.variables.kinds.on_read import OnReadVariable
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.reading import read_together
-from mpidist.variables.variable import Read
+from mpidist.variables.variable import BaseVariable, Read
 from mpidist.variables.whole_numbers import changed, fitting
 
 S = TypeVar("S", bound="SyncOnReadVariable")
@@ -43,6 +43,31 @@ def variable_sync_on_read_context() -> Iterator[None]:
         yield
     finally:
         _reading.aggregates = before
+
+
+class OnReadVariable(BaseVariable):
+    """A variable of which every replica has its own component (ON_READ), as metrics use it."""
+
+    @property
+    @abstractmethod
+    def component(self) -> AnyArray:
+        """Local. This replica's own value, read-only, whatever the context."""
+
+    @abstractmethod
+    def aggregate(self) -> AnyArray:
+        """Collective. The components of all replicas, combined; in either context. A copy, read-only.
+
+        Raises:
+            ValueError: The aggregation is NONE.
+        """
+
+    @abstractmethod
+    def accumulate(self, delta: AnyArray) -> None:
+        """Local. Add to this replica's own component, whatever the context."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Local. Set this replica's own component to zero, whatever the context."""
 
 
 class SyncOnReadVariable(OnReadVariable):

@@ -18,7 +18,7 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.resource import Resource
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
-from mpidist.variables.kinds.on_read import OnReadVariable
+from mpidist.variables.kinds.sync_on_read import OnReadVariable
 from mpidist.variables.making.creation import initial_array
 from mpidist.variables.scatter import apply_rows, checked_rows
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings, take_average
