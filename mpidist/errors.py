@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpidist.missing import no_attribute
 
+# The way out where something of CUDA is missing.
+PACKAGES = "pip install 'mpidist[cuda12]', or 'mpidist[cuda13]' for a driver of CUDA 13"
+
 
 class MpidistError(Exception):
     """Root of the errors below."""

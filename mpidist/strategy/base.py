@@ -11,7 +11,6 @@ import numpy as np
 from mpidist import context
 from mpidist.attributes import FixedAttributes
 from mpidist.cluster.devices.names import Device
-from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.comm.group.resource import Resource, end_all
 from mpidist.context import Entry, Scope
 from mpidist.missing import Missing
@@ -20,16 +19,17 @@ from mpidist.strategy import datasets, opened
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.replica import ReplicaContext, mixing, require_call, require_parts
 from mpidist.strategy.reproducible.logical_replicas import LogicalReplicas
-from mpidist.strategy.reproducible.numerics import NumericsRecord
 from mpidist.strategy.threads import share_cores
 from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest
 from mpidist.variables.replicas import Replicas
 from mpidist.variables.variable import Home
 
 if TYPE_CHECKING:
+    from mpidist.cluster.resolvers.resolver import ClusterResolver
     from mpidist.data.dataset import Dataset
     from mpidist.data.distribution.distributed_dataset import DistributedDataset
     from mpidist.data.input_context import InputContext
+    from mpidist.strategy.reproducible.numerics import NumericsRecord
 
 T = TypeVar("T")
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from mpidist import context, tree
 from mpidist.arguments import flag
-from mpidist.comm.cross_device.asynchronous import AsyncCollective, open_asynchronous
 from mpidist.comm.cross_device.user_backend import HookCollective
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import exchange, require_same
-from mpidist.comm.group.communication_thread import Handle
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.resource import Resource, end_all
 from mpidist.indexed_slices import IndexedSlices
@@ -23,6 +22,12 @@ from mpidist.strategy.replica import Owner, mixing, require_call
 from mpidist.strategy.values import as_array, reduce_leaf, signed
 from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import BaseVariable
+
+if TYPE_CHECKING:
+    from mpidist.comm.cross_device.asynchronous import AsyncCollective, open_asynchronous
+    from mpidist.comm.group.communication_thread import Handle
+else:
+    open_asynchronous = at_first_use("mpidist.comm.cross_device.asynchronous", "open_asynchronous")
 
 T = TypeVar("T")
 

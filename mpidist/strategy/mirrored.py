@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mpidist.cluster.devices.gpu_binding import agree, bind, choose_device
 from mpidist.cluster.devices.names import warn_about_idle_gpus
 from mpidist.cluster.slurm.idle_tasks import warn_about_idle_tasks
-from mpidist.comm.collective import Collective
-from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.replicas import Replicas
+
+if TYPE_CHECKING:
+    from mpidist.comm.collective import Collective
+    from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 
 
 class MirroredStrategy(Strategy):

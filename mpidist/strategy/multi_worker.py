@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mpidist.cluster.detect import detect
 from mpidist.cluster.devices.gpu_binding import agree, bind
 from mpidist.cluster.devices.names import warn_about_idle_gpus
@@ -9,8 +11,6 @@ from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.cluster.roles.groups import enter_group
 from mpidist.cluster.roles.placement import place
 from mpidist.cluster.slurm.idle_tasks import warn_about_idle_tasks
-from mpidist.comm.collective import Collective
-from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.opening import open_communicator
 from mpidist.comm.group.resource import end_all
@@ -18,6 +18,10 @@ from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.replicas import Replicas
+
+if TYPE_CHECKING:
+    from mpidist.comm.collective import Collective
+    from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 
 
 class MultiWorkerMirroredStrategy(Strategy):

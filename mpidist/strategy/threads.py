@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-
-from threadpoolctl import threadpool_limits
+from typing import TYPE_CHECKING
 
 from mpidist.comm.cores import count_cores, own_cores
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.communicator import Communicator
+
+if TYPE_CHECKING:
+    from threadpoolctl import threadpool_limits
+else:
+    threadpool_limits = at_first_use("threadpoolctl", "threadpool_limits")
 
 logger = logging.getLogger("mpidist")
 

@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,16 +17,21 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.exact import is_checked, parts_along
 from mpidist.comm.collective import check_reducible
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.front.packing import all_reduce_list
 from mpidist.comm.front.sparse import check_slices, reduce_slices
 from mpidist.comm.group.agreement import together
 from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
+from mpidist.variables.coercion import default_array
 from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
-from mpidist.variables.making.creation import default_array
 from mpidist.variables.variable import BaseVariable
+
+if TYPE_CHECKING:
+    from mpidist.comm.front.packing import all_reduce_list
+else:
+    all_reduce_list = at_first_use("mpidist.comm.front.packing", "all_reduce_list")
 
 T = TypeVar("T")
 
@@ -71,6 +76,8 @@ def as_array(leaf: Any) -> AnyArray:
     """
     if isinstance(leaf, SyncOnReadVariable):
         return leaf.component
+    if isinstance(leaf, BaseVariable):
+        leaf = leaf.value()
     # Of a matrix or another kind of NumPy's arrays only the numbers are meant, not what it makes of a sum.
     array = arrays.as_array(leaf) if isinstance(leaf, np.ndarray) else default_array(leaf)
     if isinstance(leaf, int) and array.dtype.kind in "uO":

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy.typing as npt
 from typing_extensions import override
 
 from mpidist import context
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.recorder.calls import noted
-from mpidist.variables.drift import DriftCheck
 from mpidist.variables.kinds.mirrored import MirroredVariable
-from mpidist.variables.making.creation import create_variable
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.replicas import Replicas
-from mpidist.variables.step.arena_plan import ArenaPlan
-from mpidist.variables.update.kernel import Kernel, LayerKernel
-from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import BaseVariable, Home, UpdatePlan
+
+if TYPE_CHECKING:
+    from mpidist.variables.drift import DriftCheck
+    from mpidist.variables.making.creation import create_variable
+    from mpidist.variables.step.arena_plan import ArenaPlan
+    from mpidist.variables.update.kernel import Kernel, LayerKernel
+    from mpidist.variables.update.options import OptimizerOptions
+else:
+    create_variable = at_first_use("mpidist.variables.making.creation", "create_variable")
+    ArenaPlan = at_first_use("mpidist.variables.step.arena_plan", "ArenaPlan")
+    DriftCheck = at_first_use("mpidist.variables.drift", "DriftCheck")
 
 
 class Arena(ArenaMemory):

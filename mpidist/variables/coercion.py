@@ -1,4 +1,4 @@
-"""Values as arrays of a variable's shape and dtype."""
+"""Values as arrays: of a variable's shape and dtype, or of the dtypes that Python's numbers have by default."""
 
 from __future__ import annotations
 
@@ -41,6 +41,22 @@ def coerced(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], value: npt.
         )
     # Larger integers would wrap.
     return fitting(name, array, dtype) if dtype.kind in "iu" else array.astype(dtype)
+
+
+def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
+    """Local. An initial value as an array: Python floats become float32 and ints int32, arrays keep their dtype."""
+    array = arrays.as_array(value)
+    if dtype is not None:
+        # NumPy refuses Python's numbers that do not fit, and wraps those of an array.
+        return np.array(value, dtype) if isinstance(value, (bool, int, float, list, tuple)) else array.astype(dtype)
+    # Python's numbers, and lists of them, have none of these. A table of pandas has no `dtype`, yet is an array.
+    if any(hasattr(value, name) for name in ("dtype", "__array__", "__dlpack__")):
+        return array
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and array.size and array.min() >= -(2**31) and array.max() < 2**31:
+        return array.astype(np.int32)
+    return array
 
 
 def _weak_cast(have: str, want: str) -> bool:

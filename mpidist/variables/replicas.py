@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.choice import selection
 from mpidist.comm.cross_device.chosen_collective import another_collective, take_collective
-from mpidist.comm.front.arrival import Arrival
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.communicator import Communicator, require_communicator
 from mpidist.comm.group.resource import Resource, end_all
 from mpidist.options import CommunicationOptions
+
+if TYPE_CHECKING:
+    from mpidist.comm.front.arrival import Arrival
+else:
+    Arrival = at_first_use("mpidist.comm.front.arrival", "Arrival")
 from mpidist.recorder.calls import Calls
 
 

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,12 @@ from mpidist.recorder.calls import Calls
 from mpidist.variables.array_like import ArrayLike
 from mpidist.variables.coercion import coerced
 from mpidist.variables.scatter import Scatter
-from mpidist.variables.update.arithmetic import UpdateSettings
-from mpidist.variables.update.kernel import Kernel, LayerKernel
-from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.whole_numbers import SUBTRACT
+
+if TYPE_CHECKING:
+    from mpidist.variables.update.arithmetic import UpdateSettings
+    from mpidist.variables.update.kernel import Kernel, LayerKernel
+    from mpidist.variables.update.options import OptimizerOptions
 
 Read = Callable[[int, int], AnyArray]
 Gradient = npt.ArrayLike | IndexedSlices
@@ -52,8 +54,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
             the flattened array. None where every rank can read all.
         number: Among the variables of its home, the same on every rank; None where that does not number them.
         restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
-        saved_as: Its path in the checkpoint that was last restored into it, under which an optimizer's state of it is
-            found there; empty if there was none.
+        saved_as: Its path in the checkpoint last restored into it, where its optimizer state is found; empty if none.
     """
 
     home: Home

@@ -53,7 +53,7 @@ FAULTS = (
         "parallel/strategy/test_integers.py::test_sums_over_micro_batches", 2,
     ),
     Fault(
-        "micro-batches are added rank by rank", "strategy/reproducible/logical_replicas.py",
+        "micro-batches are added rank by rank", "strategy/reproducible/sums_of_ranks.py",
         "pairs = pairing([node for own in nodes for node in own])",
         "pairs = [(0, number) for number in range(1, sum(len(own) for own in nodes))]",
         "parallel/strategy/test_logical_replicas.py::test_the_sum_is_the_tree_over_micro_batches", 2,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpidist.checkpoint.preemption import handler
-from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
+from mpidist.comm.choice.sizes import DIRECT_FROM
 from mpidist.comm.cross_device.asynchronous import PURPOSE
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group import resource

@@ -13,9 +13,9 @@ from mpidist.cli.doctor.finding import Finding
 from mpidist.cluster.devices.gpu_binding import DEVICE, SHARE, choose_index
 from mpidist.cluster.devices.names import visible_gpus
 from mpidist.comm.gpu.cuda_awareness import find_out
-from mpidist.comm.gpu.transport import PACKAGES
 from mpidist.comm.group.agreement import name_ranks
 from mpidist.comm.group.communicator import Communicator
+from mpidist.errors import PACKAGES
 
 # In a process of its own: CUDA takes memory of a GPU, and a library that does not fit the driver may end the process.
 _ASK = """

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist import launch
 from mpidist.cluster.devices.names import (
@@ -23,10 +23,15 @@ from mpidist.cluster.devices.names import (
     visible_gpus,
     warn_about_host_memory,
 )
-from mpidist.comm.gpu.transport import PACKAGES, Transport, asked_transport, may_need_probe
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import exchange, name_ranks, together
 from mpidist.comm.group.communicator import Communicator
-from mpidist.errors import UnavailableError
+from mpidist.errors import PACKAGES, UnavailableError
+
+if TYPE_CHECKING:
+    from mpidist.comm.gpu.transport import is_probe_wanted
+else:
+    is_probe_wanted = at_first_use("mpidist.comm.gpu.transport", "is_probe_wanted")
 
 _logger = logging.getLogger("mpidist")
 
@@ -81,7 +86,7 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
         cuda = importlib.import_module("mpidist.comm.gpu.cuda")
         index = choose_index(named, node_rank, cuda.device_count())
         # A child process on a GPU that takes one process at a time would take it from this one.
-        if node_rank == 0 and _is_probe_wanted(environment) and not cuda.is_exclusive(index):
+        if node_rank == 0 and is_probe_wanted(environment) and not cuda.is_exclusive(index):
             importlib.import_module("mpidist.comm.gpu.cuda_awareness").start_probe()
         return _use(cuda, index)
     except Exception as error:
@@ -193,14 +198,6 @@ def _named(devices: Sequence[str] | str | None, node_rank: int) -> Device | None
         return parse_device(names[node_rank])
     except (TypeError, ValueError):
         return None
-
-
-def _is_probe_wanted(environment: Mapping[str, str]) -> bool:
-    # The probe runs for seconds, at the same time as the start of MPI. Most MPI libraries need none: they can be asked.
-    return (
-        launch.world_size() > 1 and may_need_probe(environment)
-        and asked_transport(environment) in (Transport.AUTO, Transport.CUDA_AWARE)
-    )
 
 
 def _use(cuda: Any, index: int) -> Binding:

@@ -1,4 +1,4 @@
-"""The warning that tasks of a Slurm job are idle: nobody has started them; small, since every strategy loads it."""
+"""The warning that tasks of a Slurm job are idle: nobody has started them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mpidist import launch
-from mpidist.cluster.slurm.step import is_own_step, parse_counts
+from mpidist.comm.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from mpidist.cluster.slurm.step import is_own_step, parse_counts
+else:
+    # Every strategy loads this module, most of them where there is no Slurm.
+    is_own_step = at_first_use("mpidist.cluster.slurm.step", "is_own_step")
+    parse_counts = at_first_use("mpidist.cluster.slurm.step", "parse_counts")
 
 _logger = logging.getLogger(__name__)
 
@@ -24,10 +32,12 @@ def idle_tasks_warning(environment: Mapping[str, str] | None = None) -> str | No
     """
     environment = os.environ if environment is None else environment
     job = environment.get("SLURM_JOB_ID", "")
+    if not job:
+        return None
     if is_own_step(environment):
         return _small_step_warning(environment, job)
     counts = [launch.number(environment.get(name)) or 1 for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES")]
-    if not job or launch.read(environment) is not None or max(counts) == 1:
+    if launch.read(environment) is not None or max(counts) == 1:
         return None
     what = f"{counts[0]} tasks" if counts[0] > 1 else f"{counts[1]} nodes"
     return (

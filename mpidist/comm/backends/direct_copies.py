@@ -24,10 +24,6 @@ from mpidist.options import ReduceOp
 PIECES_BYTES = 1 << 21
 # A piece is not smaller: each costs a system call, of 0.3 us, or about 3 us in some virtual machines.
 LEAST_PIECE_BYTES = 1 << 14
-# From this size in bytes on, direct copies are faster than shared blocks. Two ranks whose cores share a cache took 0.28
-# against 0.33 ms at 1 MB, 0.9 against 1.3 to 1.4 at 4 MB and 21 against 26 at 64 MB. Where the cores share no cache,
-# direct copies were four times as fast.
-DIRECT_FROM = 1 << 20
 
 
 class DirectCopies:

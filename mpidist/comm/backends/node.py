@@ -20,7 +20,7 @@ from mpidist.comm.arithmetic.compiled_sums import CompiledSum, in_order
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
 from mpidist.comm.arithmetic.tree_order import combine_in_tree, pairs_of_leaves
 from mpidist.comm.backend import Backend
-from mpidist.comm.backends.direct_copies import DIRECT_FROM, DirectCopies, piece_bytes
+from mpidist.comm.backends.direct_copies import DirectCopies, piece_bytes
 from mpidist.comm.backends.mpi import MpiBackend
 from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.backends.shared_blocks import SharedBlocks
@@ -74,7 +74,7 @@ class NodeBackend(Backend):
     compares_calls = True
 
     def __init__(
-        self, communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM,
+        self, communicator: Communicator, options: CommunicationOptions, direct_from: int,
         ring_from: int | None = None,
     ) -> None:
         self.communicator = communicator

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist.comm.calls import text as call_text
-from mpidist.comm.calls.messages import CallMessages
 from mpidist.comm.calls.signature_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
 from mpidist.comm.calls.text import HINT, UNKNOWN, mismatch, owned_by, taken, told, where_called
 from mpidist.errors import MismatchError, RankError, mark_shared
 from mpidist.recorder.calls import Calls, describe
+
+if TYPE_CHECKING:
+    from mpidist.comm.calls.messages import CallMessages
 from mpidist.recorder.stacks import line_of_call
 
 

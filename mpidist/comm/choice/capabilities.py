@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 
-from mpidist.comm.gpu.transport import PACKAGES
 from mpidist.comm.group.agreement import name_ranks
 from mpidist.comm.group.communicator import Communicator
+from mpidist.errors import PACKAGES
 from mpidist.options import CommunicationImplementation
 
 # By this variable NCCL takes ranks of one host for ranks of several.

@@ -7,22 +7,30 @@ import importlib
 import logging
 import os
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mpidist.comm.backend import Backend
-from mpidist.comm.backends.automatic import AutomaticBackend
-from mpidist.comm.backends.large_ring import LargeRing
 from mpidist.comm.backends.solo import SoloBackend
-from mpidist.comm.backends.tree import TreeBackend
 from mpidist.comm.calls.text import OWNERS_HINT
 from mpidist.comm.choice import capabilities
 from mpidist.comm.choice.sizes import NEVER, Sizes, find_sizes
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.agreement import exchange, name_ranks, require_same, same_on_all
 from mpidist.comm.group.communicator import Communicator
-from mpidist.comm.group.shared_file import descriptors_missing
 from mpidist.errors import UnavailableError, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions, parse_enum
+
+if TYPE_CHECKING:
+    from mpidist.comm.backends.automatic import AutomaticBackend
+    from mpidist.comm.backends.large_ring import LargeRing
+    from mpidist.comm.backends.tree import TreeBackend
+    from mpidist.comm.group.shared_file import descriptors_missing
+else:
+    AutomaticBackend = at_first_use("mpidist.comm.backends.automatic", "AutomaticBackend")
+    LargeRing = at_first_use("mpidist.comm.backends.large_ring", "LargeRing")
+    TreeBackend = at_first_use("mpidist.comm.backends.tree", "TreeBackend")
+    descriptors_missing = at_first_use("mpidist.comm.group.shared_file", "descriptors_missing")
 
 logger = logging.getLogger("mpidist")
 

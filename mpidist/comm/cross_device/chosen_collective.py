@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
+from typing import TYPE_CHECKING
 
 from mpidist.comm.choice import selection
-from mpidist.comm.collective import Collective
-from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
-from mpidist.comm.cross_device.user_backend import CollectiveBackend, HookCollective
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.agreement import gather_together, require_same
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 
-logger = logging.getLogger("mpidist")
+if TYPE_CHECKING:
+    from mpidist.comm.cross_device.cross_device_ops import check_chosen, collective_of, with_options
+else:
+    check_chosen = at_first_use("mpidist.comm.cross_device.cross_device_ops", "check_chosen")
+    collective_of = at_first_use("mpidist.comm.cross_device.cross_device_ops", "collective_of")
+    with_options = at_first_use("mpidist.comm.cross_device.cross_device_ops", "with_options")
 
-_METHODS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+logger = logging.getLogger("mpidist")
 
 
 def take_collective(
@@ -38,7 +41,7 @@ def take_collective(
         TypeError: `chosen` is something else; on every rank.
         ValueError: `chosen` belongs to other ranks, or cannot keep the options; on every rank.
     """
-    names = gather_together(communicator, "taking `cross_device_ops`", lambda: _check_chosen(chosen, communicator))
+    names = gather_together(communicator, "taking `cross_device_ops`", lambda: _name_of(chosen, communicator))
     require_same(names, "the type of `cross_device_ops`", "Make the same strategy on all ranks.")
     if chosen is None:
         return None
@@ -46,15 +49,7 @@ def take_collective(
         raise mark_shared(ValueError(
             f"`cross_device_ops` and the implementation {options.implementation} are both given: choose one of them"
         ))
-    if options.reproducible and not isinstance(chosen, CrossDeviceOps):
-        raise mark_shared(ValueError(
-            "only the library's own backends keep `reproducible`, and here the object given as `cross_device_ops` "
-            "reduces in an order of its own: leave one of them out"
-        ))
-    if isinstance(chosen, CrossDeviceOps):
-        collective = chosen.bind(communicator, options, owner)
-    else:
-        collective = CollectiveFront(CollectiveBackend(communicator, cast(Collective, chosen)), options, owner)
+    collective = collective_of(chosen, communicator, options, owner)
     if communicator.rank == 0:
         logger.info(
             "collective %s: given as cross_device_ops; %d ranks on %d nodes", type(chosen).__name__, communicator.size,
@@ -76,38 +71,15 @@ def another_collective(collective: CollectiveFront, options: CommunicationOption
         ValueError: The strategy's `cross_device_ops` cannot keep one of the options.
     """
     options = selection.agreed(collective.communicator, options)
-    if options.implementation is CommunicationImplementation.AUTO:
-        if isinstance(collective, HookCollective):
-            return cast(CrossDeviceOps, collective.hooks.ops).bind(
-                collective.communicator, options, collective.log.owner
-            )
-        if isinstance(collective.backend, CollectiveBackend):
-            # The user's own object takes no options.
-            return collective
+    is_auto = options.implementation is CommunicationImplementation.AUTO
+    users = with_options(collective, options) if is_auto else None
+    if users is not None:
+        return users
     return selection.choose(collective.communicator, options, collective.log.owner)
 
 
-def _check_chosen(chosen: object | None, communicator: Communicator) -> str:
+def _name_of(chosen: object | None, communicator: Communicator) -> str:
     """The name of its type."""
-    name = type(chosen).__name__
-    if chosen is None or isinstance(chosen, CrossDeviceOps):
-        return name
-    if isinstance(chosen, type):
-        raise TypeError(
-            f"`cross_device_ops` must be an object, got the class {chosen.__name__}: use {chosen.__name__}()"
-        )
-    missing = [name for name in _METHODS if not callable(getattr(chosen, name, None))]
-    if not hasattr(chosen, "communicator"):
-        missing.append("communicator")
-    if missing:
-        raise TypeError(
-            "`cross_device_ops` must be a CrossDeviceOps object (HierarchicalCopyAllReduce(), ...) or have all members "
-            f"of a Collective, got {name} without {', '.join(missing)}"
-        )
-    ranks = cast(Collective, chosen).communicator
-    if (ranks.rank, ranks.size) != (communicator.rank, communicator.size):
-        raise ValueError(
-            f"`cross_device_ops` must communicate over the strategy's ranks, {communicator!r}, got {ranks!r}: make it "
-            "for the strategy's ranks"
-        )
-    return name
+    if chosen is not None:
+        check_chosen(chosen, communicator)
+    return type(chosen).__name__

@@ -8,16 +8,18 @@ which then serves gradients, variables, `reduce` and `gather`. The algorithms wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.cross_device.user_backend import HookBackend, HookCollective, as_array
+from mpidist.comm.cross_device.user_backend import CollectiveBackend, HookBackend, HookCollective, as_array
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions, ReduceOp
+
+_METHODS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 
 class CrossDeviceOps:
@@ -211,6 +213,78 @@ class CrossDeviceOps:
                 "`cross_device_ops`, or call its `bind(communicator)`"
             )
         return self._bound
+
+
+def check_chosen(chosen: object, communicator: Communicator) -> None:
+    """Local. Check that an object can be a strategy's `cross_device_ops`.
+
+    Args:
+        chosen: The object.
+        communicator: The strategy's ranks.
+
+    Raises:
+        TypeError, ValueError: As `chosen_collective.take_collective`.
+    """
+    if isinstance(chosen, CrossDeviceOps):
+        return
+    if isinstance(chosen, type):
+        raise TypeError(
+            f"`cross_device_ops` must be an object, got the class {chosen.__name__}: use {chosen.__name__}()"
+        )
+    missing = [name for name in _METHODS if not callable(getattr(chosen, name, None))]
+    if not hasattr(chosen, "communicator"):
+        missing.append("communicator")
+    if missing:
+        raise TypeError(
+            "`cross_device_ops` must be a CrossDeviceOps object (HierarchicalCopyAllReduce(), ...) or have all members "
+            f"of a Collective, got {type(chosen).__name__} without {', '.join(missing)}"
+        )
+    ranks = cast(Collective, chosen).communicator
+    if (ranks.rank, ranks.size) != (communicator.rank, communicator.size):
+        raise ValueError(
+            f"`cross_device_ops` must communicate over the strategy's ranks, {communicator!r}, got {ranks!r}: make it "
+            "for the strategy's ranks"
+        )
+
+
+def collective_of(
+    chosen: object, communicator: Communicator, options: CommunicationOptions, owner: int
+) -> CollectiveFront:
+    """Collective. The collective that reduces as an object does which `check_chosen` has let pass.
+
+    Args:
+        chosen: The object.
+        communicator: The strategy's ranks.
+        options: The strategy's options.
+        owner: The strategy's number.
+
+    Raises:
+        ValueError: As `chosen_collective.take_collective`.
+    """
+    if isinstance(chosen, CrossDeviceOps):
+        return chosen.bind(communicator, options, owner)
+    if options.reproducible:
+        raise mark_shared(ValueError(
+            "only the library's own backends keep `reproducible`, and here the object given as `cross_device_ops` "
+            "reduces in an order of its own: leave one of them out"
+        ))
+    return CollectiveFront(CollectiveBackend(communicator, cast(Collective, chosen)), options, owner)
+
+
+def with_options(collective: CollectiveFront, options: CommunicationOptions) -> CollectiveFront | None:
+    """Collective. The collective of the same user's object, for calls with other options; None if it is no user's.
+
+    Args:
+        collective: The strategy's collective.
+        options: The options of the call, merged over the strategy's.
+
+    Raises:
+        ValueError: The object cannot keep one of the options.
+    """
+    if isinstance(collective, HookCollective):
+        return cast(CrossDeviceOps, collective.hooks.ops).bind(collective.communicator, options, collective.log.owner)
+    # The user's own object takes no options.
+    return collective if isinstance(collective.backend, CollectiveBackend) else None
 
 
 def _check_op(reduce_op: object) -> None:

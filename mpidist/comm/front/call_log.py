@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.calls.order import CallOrder
 from mpidist.comm.calls.text import HINT
-from mpidist.comm.front.arrival import Arrival
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, ReduceOp
+
+if TYPE_CHECKING:
+    from mpidist.comm.front.arrival import Arrival
+else:
+    Arrival = at_first_use("mpidist.comm.front.arrival", "Arrival")
 
 # So many first calls of a collective are compared before they begin: most mistakes show there, and every rank can raise
 # an error before anything has gone wrong. All ranks must compare or none, so only the number of calls may decide it.

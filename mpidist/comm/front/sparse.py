@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.exact import halves, is_checked, joined, narrowed
-from mpidist.comm.arithmetic.rows import merge_rows
 from mpidist.comm.collective import Collective, check_reducible
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
+
+if TYPE_CHECKING:
+    from mpidist.comm.arithmetic.rows import merge_rows
+else:
+    merge_rows = at_first_use("mpidist.comm.arithmetic.rows", "merge_rows")
 
 # Indices of rows, shape (n,), 64-bit integers; and the rows' values, shape (n, ...).
 IndexedRows = tuple[AnyArray, AnyArray]

@@ -1,4 +1,4 @@
-"""Ways to combine arrays in GPU memory, and what the environment says of them; small, since every rank loads it."""
+"""Ways to combine arrays in GPU memory, and what the environment says of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mpidist import launch
 from mpidist.options import parse_enum
 
 TRANSPORT = "MPIDIST_GPU_TRANSPORT"
-# The way out where something of CUDA is missing.
-PACKAGES = "pip install 'mpidist[cuda12]', or 'mpidist[cuda13]' for a driver of CUDA 13"
 
 # The values of a switch.
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -66,3 +65,14 @@ def may_need_probe(environment: Mapping[str, str] | None = None) -> bool:
     """Local. Whether a switch is on, so that the library's own answer may not be final."""
     environment = os.environ if environment is None else environment
     return any(environment.get(switch.variable, "").strip().lower() in ON for switch in SWITCHES)
+
+
+def is_probe_wanted(environment: Mapping[str, str]) -> bool:
+    """Local. Whether a child process should find out if the MPI library takes GPU memory, while MPI starts.
+
+    It runs for seconds. Most MPI libraries need none: they can be asked.
+    """
+    return (
+        launch.world_size() > 1 and may_need_probe(environment)
+        and asked_transport(environment) in (Transport.AUTO, Transport.CUDA_AWARE)
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from mpidist.comm.calls.messages import BeginMax
 from mpidist.comm.calls.order import CallOrder
 from mpidist.comm.group.resource import Resource
 from mpidist.failures.deaths import WATCH, Process
 from mpidist.recorder.calls import Calls
+
+if TYPE_CHECKING:
+    from mpidist.comm.calls.messages import BeginMax
 
 T = TypeVar("T")
 

@@ -7,13 +7,19 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from mpidist import launch
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.communicator import Communicator
-from mpidist.comm.group.mpi_start import start_mpi
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import LauncherError
+
+if TYPE_CHECKING:
+    from mpidist.comm.group.mpi_start import start_mpi
+else:
+    # A program of one rank starts no MPI.
+    start_mpi = at_first_use("mpidist.comm.group.mpi_start", "start_mpi")
 
 
 def open_communicator(mpi_communicator: object | None = None, *, purpose: str = "strategy") -> Communicator:

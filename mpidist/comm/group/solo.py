@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
 
-from mpidist.comm.calls.messages import BeginMax
 from mpidist.comm.calls.order import CallOrder
 from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.group.communicator import Channel, Communicator
 from mpidist.failures.deaths import Process, this_process
 from mpidist.recorder.calls import Calls, LoneCalls
+
+if TYPE_CHECKING:
+    from mpidist.comm.calls.messages import BeginMax
 
 T = TypeVar("T")
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mpidist.comm.calls.messages import CallMessages
 from mpidist.comm.calls.signature_page import PAGE_BYTES, CallPage
 from mpidist.comm.cores import count_cores, own_cores
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.communicator import Communicator
-from mpidist.comm.memory.node_barrier import NodeBarrier
-from mpidist.comm.memory.node_memory import NodeMemory
+
+if TYPE_CHECKING:
+    from mpidist.comm.calls.messages import CallMessages
+    from mpidist.comm.memory.node_barrier import NodeBarrier
+    from mpidist.comm.memory.node_memory import NodeMemory
+else:
+    CallMessages = at_first_use("mpidist.comm.calls.messages", "CallMessages")
+    NodeBarrier = at_first_use("mpidist.comm.memory.node_barrier", "NodeBarrier")
+    NodeMemory = at_first_use("mpidist.comm.memory.node_memory", "NodeMemory")
 
 # On x86 all ranks see a rank's stores in their order, and loads are done in theirs (Intel SDM 3A, 9.2.2). On other
 # machines a rank could see a counter before the data that were written ahead of it.

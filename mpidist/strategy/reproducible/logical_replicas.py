@@ -6,30 +6,45 @@ logical replicas, so that the sum has the same bits on any number of ranks.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from mpidist import context, tree
 from mpidist.arguments import whole
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.slices import even_sizes, slices_of
-from mpidist.comm.arithmetic.tree_order import TreeNode, combine_pairs, pairing, subtrees
-from mpidist.comm.backends.tree import GATHERED_BYTES, TreeBackend
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import require_same, same_on_all, together
 from mpidist.context import Entry
 from mpidist.errors import mark_shared
-from mpidist.options import ReduceOp
 from mpidist.strategy.replica import Owner, ReplicaContext
-from mpidist.strategy.reproducible.micro_batch_sums import MicroBatchResults, flat_sizes, unpack
-from mpidist.strategy.reproducible.micro_batches import MicroBatches
-from mpidist.strategy.reproducible.numerics import Numerics, NumericsRecord, look
 from mpidist.strategy.values import as_array
 from mpidist.variables.memory.slab import ALIGNMENT, aligned_zeros
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+    from mpidist.comm.arithmetic.tree_order import TreeNode, subtrees
+    from mpidist.strategy.reproducible.micro_batch_sums import MicroBatchResults, flat_sizes, unpack
+    from mpidist.strategy.reproducible.micro_batches import MicroBatches
+    from mpidist.strategy.reproducible.numerics import Numerics, NumericsRecord, look
+    from mpidist.strategy.reproducible.sums_of_ranks import sum_rows
+else:
+    # Every strategy has logical replicas, and few programs compute with them.
+    ThreadpoolController = at_first_use("threadpoolctl", "ThreadpoolController")
+    TreeNode = at_first_use("mpidist.comm.arithmetic.tree_order", "TreeNode")
+    subtrees = at_first_use("mpidist.comm.arithmetic.tree_order", "subtrees")
+    MicroBatchResults = at_first_use("mpidist.strategy.reproducible.micro_batch_sums", "MicroBatchResults")
+    flat_sizes = at_first_use("mpidist.strategy.reproducible.micro_batch_sums", "flat_sizes")
+    unpack = at_first_use("mpidist.strategy.reproducible.micro_batch_sums", "unpack")
+    MicroBatches = at_first_use("mpidist.strategy.reproducible.micro_batches", "MicroBatches")
+    NumericsRecord = at_first_use("mpidist.strategy.reproducible.numerics", "NumericsRecord")
+    look = at_first_use("mpidist.strategy.reproducible.numerics", "look")
+    sum_rows = at_first_use("mpidist.strategy.reproducible.sums_of_ranks", "sum_rows")
 
 logger = logging.getLogger("mpidist")
 
@@ -46,17 +61,18 @@ class LogicalReplicas:
 
     Args:
         owner: The strategy.
-
-    Attributes:
-        numerics: The record of what the bits depend on besides the program and its input.
     """
 
     def __init__(self, owner: Owner) -> None:
-        self.numerics = NumericsRecord()
         self._owner = owner
         self._calls = 0
         self._controller: ThreadpoolController | None = None
         self._module_count = 0
+
+    @functools.cached_property
+    def numerics(self) -> NumericsRecord:
+        """Local. The record of what the bits depend on besides the program and its input."""
+        return NumericsRecord()
 
     def gradients(self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int, blas_threads: int) -> Any:
         """Collective. See `Strategy.gradients`."""
@@ -143,43 +159,8 @@ class LogicalReplicas:
             length = max(1, (self._owner.replicas.options.bytes_per_pack or CHUNK_BYTES) // dtype.itemsize)
             for low in range(0, size, length):
                 piece = slice(low, min(low + length, size))
-                self._sum_piece([row[piece] for row in rows], nodes, sums[dtype][piece])
+                sum_rows(self._owner.replicas.collective, [row[piece] for row in rows], nodes, sums[dtype][piece])
         return tree.unflatten(spec, unpack(layout, sums))
-
-    def _sum_piece(self, rows: list[AnyArray], nodes: list[list[TreeNode]], total: AnyArray) -> None:
-        """Collective. Add up the rows of all ranks, one for each of their nodes, into `total`.
-
-        There are four ways. All of them make the additions of the same tree, and so give the same bits; they differ in
-        the number of messages and bytes.
-        """
-        communicator, collective = self._owner.communicator, self._owner.replicas.collective
-        pairs = pairing([node for own in nodes for node in own])
-        if communicator.size == 1:
-            total[...] = combine_pairs(rows, pairs, ReduceOp.SUM)
-            return
-        one_each = all(len(own) == 1 for own in nodes)
-        if isinstance(collective.backend, TreeBackend) and one_each and pairs == collective.backend.pairs:
-            # For example 8 logical replicas on 2, 4 or 8 ranks: the rest of the tree is the tree over the ranks.
-            total[...] = rows[0]
-            collective.all_reduce(total, in_place=True)
-            return
-        row_count = sum(len(own) for own in nodes)
-        if total.nbytes * row_count <= GATHERED_BYTES:
-            # Small rows: every rank gets all of them in one call, and adds them up itself.
-            mine = np.concatenate([np.empty(0, total.dtype), *rows])
-            gathered = collective.all_gather(mine).reshape(row_count, total.size)
-            total[...] = combine_pairs(list(gathered), pairs, ReduceOp.SUM)
-            return
-        # Large rows: each rank gets one slice of all rows and adds it up, then the ranks gather the slices.
-        counts = even_sizes(total.size, communicator.size)
-        empty = np.empty(0, total.dtype)
-        sent = [np.concatenate([empty, *(row[piece] for row in rows)]) for piece in slices_of(counts)]
-        width = counts[communicator.rank]
-        received = [
-            row for got, own in zip(collective.all_to_all(sent), nodes, strict=True)
-            for row in got.reshape(len(own), width)
-        ]
-        total[...] = collective.all_gather(combine_pairs(received, pairs, ReduceOp.SUM))
 
     def _current_controller(self) -> ThreadpoolController:
         # To find the BLAS libraries of the process takes a millisecond. Only an import can bring a new one.

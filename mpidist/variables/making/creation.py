@@ -14,6 +14,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.group.agreement import exchange, require_same
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
+from mpidist.variables.coercion import default_array
 from mpidist.variables.kinds.mirrored import MirroredVariable, create_mirrored
 from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.memory.arena_memory import ArenaMemory
@@ -164,7 +165,8 @@ def initial_array(
     except (TypeError, ValueError):
         raise TypeError(f"variable {name!r}: `dtype` must be a dtype, for instance 'float32', got {dtype!r}") from None
     try:
-        array = default_array(value() if callable(value) else value, dtype)
+        given = value() if callable(value) else value
+        array = default_array(given.value() if isinstance(given, BaseVariable) else given, dtype)
     except OverflowError as error:
         raise OverflowError(f"initial value of variable {name!r}: {error}") from None
     # The dtypes of ml_dtypes have the kind V, too, and types of their own.
@@ -189,19 +191,3 @@ def initial_array(
         )
     # Arrays from files may have another byte order; slabs and MPI know only the machine's own.
     return cast(AnyArray, arrays.namespace(array).asarray(array, array.dtype.newbyteorder("="), order="C"))
-
-
-def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
-    """Local. An initial value as an array: Python floats become float32 and ints int32, arrays keep their dtype."""
-    array = value.value() if isinstance(value, BaseVariable) else arrays.as_array(value)
-    if dtype is not None:
-        # NumPy refuses Python's numbers that do not fit, and wraps those of an array.
-        return np.array(value, dtype) if isinstance(value, (bool, int, float, list, tuple)) else array.astype(dtype)
-    # Python's numbers, and lists of them, have none of these. A table of pandas has no `dtype`, yet is an array.
-    if any(hasattr(value, name) for name in ("dtype", "__array__", "__dlpack__")):
-        return array
-    if array.dtype == np.float64:
-        return array.astype(np.float32)
-    if array.dtype == np.int64 and array.size and array.min() >= -(2**31) and array.max() < 2**31:
-        return array.astype(np.int32)
-    return array

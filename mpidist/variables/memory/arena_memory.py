@@ -14,7 +14,7 @@ from abc import ABC
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,17 +22,23 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.choice import selection
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.agreement import require_same
 from mpidist.comm.group.resource import end_all
-from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.options import CommunicationImplementation
 from mpidist.recorder.calls import Calls
 from mpidist.variables.memory import sharing
 from mpidist.variables.memory.slab import Slab, SlabRange, line_elements, padded
 from mpidist.variables.replicas import Replicas
-from mpidist.variables.update.parts import initial
 from mpidist.variables.variable import Home
+
+if TYPE_CHECKING:
+    from mpidist.comm.memory.node_memory import NodeMemory
+    from mpidist.variables.update.parts import initial
+else:
+    initial = at_first_use("mpidist.variables.update.parts", "initial")
+    NodeMemory = at_first_use("mpidist.comm.memory.node_memory", "NodeMemory")
 
 logger = logging.getLogger("mpidist")
 

@@ -7,15 +7,23 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpidist.arguments import flag
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import gather_together
 from mpidist.comm.group.communicator import Communicator
-from mpidist.comm.group.shared_file import DIRECTORY_VARIABLE, directory, require_directory
-from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.comm.memory.show_calls import open_node_barrier
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions
+
+if TYPE_CHECKING:
+    from mpidist.comm.group.shared_file import directory, require_directory
+    from mpidist.comm.memory.node_memory import NodeMemory
+else:
+    NodeMemory = at_first_use("mpidist.comm.memory.node_memory", "NodeMemory")
+    directory = at_first_use("mpidist.comm.group.shared_file", "directory")
+    require_directory = at_first_use("mpidist.comm.group.shared_file", "require_directory")
 
 logger = logging.getLogger("mpidist")
 
@@ -118,6 +126,6 @@ def _why_private(folder: Path) -> str | None:
 def _warn_once(reason: str) -> None:
     logger.warning(
         "variables are private to each rank, which takes more memory and time than one copy a node: %s. Enlarge it (a "
-        "container's --shm-size=1g), or name another directory in memory by %s; shared=True uses it as it is, and "
-        "shared=False ends this warning", reason, DIRECTORY_VARIABLE,
+        "container's --shm-size=1g), or name another directory in memory by MPIDIST_SHARED_MEMORY; shared=True uses it "
+        "as it is, and shared=False ends this warning", reason,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpidist.arrays import AnyArray, as_bytes
-from mpidist.comm.memory.node_memory import NodeMemory
+
+if TYPE_CHECKING:
+    from mpidist.comm.memory.node_memory import NodeMemory
 
 # Bytes of a cache line. Ranks cut node memory at lines only: two cores that write to one line take it from each other
 # at every store. Vector instructions are fastest on addresses that start a line, too.

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.choice.sizes import NEVER, ring_begins
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.front.halves import is_halved
 from mpidist.options import ReduceOp
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block, Bundle
@@ -34,6 +35,11 @@ from mpidist.variables.step.sums import (
     adder,
 )
 from mpidist.variables.update.kernel import GPU_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from mpidist.comm.front.halves import is_halved
+else:
+    is_halved = at_first_use("mpidist.comm.front.halves", "is_halved")
 
 # Bytes of a message between nodes, or through a collective: a chunk is added up, sent and updated while it is in a
 # cache.

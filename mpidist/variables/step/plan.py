@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.comm.compression.compression import Compression, CompressionState
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.variables.kinds.mirrored import MirroredVariable
@@ -31,6 +30,9 @@ from mpidist.variables.step.table import Table, TableStep
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.variable import Gradient, common_home
+
+if TYPE_CHECKING:
+    from mpidist.comm.compression.compression import Compression, CompressionState
 
 # So many steps, and as many variable passes, are kept for the selections of variables used last. A program uses a few:
 # all variables, or those of a generator and those of a discriminator. With random selections a step is planned anew

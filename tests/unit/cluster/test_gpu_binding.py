@@ -10,9 +10,8 @@ import pytest
 
 from mpidist.cluster.devices.gpu_binding import Binding, agree, bind, choose_index
 from mpidist.cluster.devices.names import Device, node_device, visible_gpus
-from mpidist.comm.gpu.transport import PACKAGES
 from mpidist.comm.group.solo import SoloCommunicator
-from mpidist.errors import UnavailableError
+from mpidist.errors import PACKAGES, UnavailableError
 
 no_gpu = pytest.mark.skipif(bool(visible_gpus()), reason="this machine has a GPU")
 

@@ -15,7 +15,7 @@ import pytest
 
 import mpidist
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.variables.making.creation import default_array
+from mpidist.variables.coercion import default_array
 from mpidist.variables.variable import BaseVariable
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.choice import selection
-from mpidist.comm.choice.sizes import NEVER, Sizes
+from mpidist.comm.choice.sizes import DIRECT_FROM, NEVER, Sizes
 from mpidist.comm.collective import Collective
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.communicator import Communicator

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mpidist.comm.arithmetic.combine import named_dtype
-from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.calls.signature_page import PAGE_BYTES, CallPage
+from mpidist.comm.choice.sizes import DIRECT_FROM
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_barrier import NodeBarrier
