@@ -20,7 +20,7 @@ from typing import Any
 
 from mpidist import launch
 from mpidist.cluster.slurm import job
-from mpidist.comm.calls.order import call_before
+from mpidist.comm.calls.before_calls import call_before
 from mpidist.errors import LauncherError
 
 VARIABLE = "MPIDIST_SIGNALS"

@@ -116,21 +116,17 @@ class LossScaleOptimizer(FixedAttributes):
         skip_gradients_aggregation: bool = False,
     ) -> None:
         """Collective. Unscale the gradients and apply them, or skip the step; see `Optimizer.apply_gradients`."""
-        with self.inner_optimizer.uninterrupted():
-            was_applied = self.inner_optimizer.apply_scaled_gradients(
-                grads_and_vars, self.dynamic_scale, skip_gradients_aggregation=skip_gradients_aggregation
-            )
-            if was_applied is not None:
-                self._adjust(was_applied=was_applied)
+        # The scale is adjusted within the step, so that no interrupt parts the two.
+        self.inner_optimizer.apply_scaled_gradients(
+            grads_and_vars, self.dynamic_scale, skip_gradients_aggregation=skip_gradients_aggregation,
+            then=self._adjust,
+        )
 
     def flush(self) -> None:
         """Collective. Apply what was accumulated, or skip it; see `Optimizer.flush`."""
-        with self.inner_optimizer.uninterrupted():
-            was_applied = self.inner_optimizer.flush_scaled()
-            if was_applied is not None:
-                self._adjust(was_applied=was_applied)
+        self.inner_optimizer.flush_scaled(then=self._adjust)
 
-    def _adjust(self, *, was_applied: bool) -> None:
+    def _adjust(self, was_applied: bool) -> None:
         if not was_applied:
             self.dynamic_scale = max(self.dynamic_scale / 2, self._smallest)
             self._good_steps = 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpidist import context
 from mpidist.arguments import flag, number, python_numbers
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mpidist.variables.update.options import OptionKeywords
+
+# Is called with whether a step has updated the variables, before an interrupt can come.
+Then: TypeAlias = Callable[[bool], None] | None
 
 
 class Optimizer(FixedAttributes):
@@ -162,14 +164,11 @@ class Optimizer(FixedAttributes):
             OverflowError: State has become infinite; on every rank, and at each call until state is restored.
             RuntimeError: Inside the function of `Strategy.gradients`, where a rank has several replicas.
         """
-        self._apply(grads_and_vars, None, is_summed=skip_gradients_aggregation)
+        self._apply(grads_and_vars, None, None, is_summed=skip_gradients_aggregation)
 
     def apply_scaled_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]],
-        scale: float,
-        *,
-        skip_gradients_aggregation: bool = False,
+        self, grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]], scale: float, *,
+        skip_gradients_aggregation: bool = False, then: Then = None,
     ) -> bool | None:
         """Collective. As `apply_gradients`, of a loss that was multiplied by `scale`, unless one is not finite.
 
@@ -181,6 +180,7 @@ class Optimizer(FixedAttributes):
             grads_and_vars: Pairs (gradient, variable).
             scale: The same on every rank.
             skip_gradients_aggregation: As for `apply_gradients`.
+            then: Called with the result before an interrupt can come, unless the call only accumulates.
 
         Returns:
             Whether the variables were updated, the same on every rank; None for a call that only accumulates.
@@ -191,7 +191,7 @@ class Optimizer(FixedAttributes):
         """
         if not number("scale", scale):
             raise ValueError("`scale` must not be 0: gradients are divided by it")
-        return self._apply(grads_and_vars, float(scale), is_summed=skip_gradients_aggregation)
+        return self._apply(grads_and_vars, float(scale), then, is_summed=skip_gradients_aggregation)
 
     def flush(self) -> None:
         """Collective. With gradient accumulation, update by the mean over the calls made since the last update.
@@ -204,13 +204,13 @@ class Optimizer(FixedAttributes):
         """
         self.flush_scaled(must_be_finite=False)
 
-    def flush_scaled(self, *, must_be_finite: bool = True) -> bool | None:
+    def flush_scaled(self, *, must_be_finite: bool = True, then: Then = None) -> bool | None:
         """Collective. As `flush`, and as `apply_scaled_gradients`; returns None where there were no calls."""
         context.require_collectives()
         plan, count, finite = self._plan, self.iterations % self._accumulated, flag("must_be_finite", must_be_finite)
         if plan is None or self._accumulated == 1:
             return None
-        with self.uninterrupted():
+        with plan.during():
             last = self.iterations - count + self._accumulated - 1
             rate = self.rate_at(last) if count else 0.0
             if not rate >= 0:
@@ -219,6 +219,8 @@ class Optimizer(FixedAttributes):
             was_applied = plan.flush(count, settings)
             if count:
                 self.iterations = last + 1 if was_applied else self.iterations - count
+                if then is not None:
+                    then(was_applied)
         return was_applied if count else None
 
     def finalize_variable_values(self, variables: Iterable[BaseVariable] | None = None) -> None:
@@ -235,23 +237,24 @@ class Optimizer(FixedAttributes):
             self._plan.take_average(tuple(sorted(chosen)), calls)
 
     def _apply(
-        self, grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]], scale: float | None, *, is_summed: bool
+        self, grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]], scale: float | None, then: Then, *,
+        is_summed: bool,
     ) -> bool | None:
-        context.require_collectives()
+        plan = self._plan
+        # Looked at here, since a step pays for each function that it enters; these two raise the errors.
+        if levels := context.stack.entries:
+            if levels[-1].refusal is not None:
+                context.require_collectives()
+            if plan is not None and levels[-1].home is not plan.variables[0].home:
+                context.require_home(plan.variables[0].home, plan.variables[0].name)
         if type(is_summed) is not bool:
             is_summed = flag("skip_gradients_aggregation", is_summed)  # type: ignore[unreachable]
-        # Asked by type, which takes no call in the usual cases.
-        if type(grads_and_vars) in (list, zip):
-            pairs = list(grads_and_vars)
-        else:
-            pairs = listed(grads_and_vars, "pairs (gradient, variable)", self.name)
-        plan = self._plan
+        # By type, which takes no call in the usual cases.
+        is_usual = type(grads_and_vars) in (list, zip)
+        pairs = [*grads_and_vars] if is_usual else listed(grads_and_vars, "pairs (gradient, variable)", self.name)
         if plan is None:
             require_pairs(pairs, self.name)
             plan = self._build([variable for _, variable in pairs])
-        else:
-            first = plan.variables[0]
-            context.require_home(first.home, first.name)
         try:
             gradients = self._by_number(pairs)
         except (TypeError, ValueError):
@@ -259,8 +262,12 @@ class Optimizer(FixedAttributes):
             raise
         factor = 1.0 if scale is None else 1 / scale
         # An interrupt comes when variables and `iterations` fit each other again.
-        with self.uninterrupted():
-            return self._apply_whole(plan, gradients, factor, is_summed=is_summed, must_be_finite=scale is not None)
+        with plan.during():
+            finite = scale is not None
+            was_applied = self._apply_whole(plan, gradients, factor, is_summed=is_summed, must_be_finite=finite)
+            if then is not None and was_applied is not None:
+                then(was_applied)
+        return was_applied
 
     def _apply_whole(
         self, plan: UpdatePlan, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool,
@@ -297,17 +304,10 @@ class Optimizer(FixedAttributes):
         """Local. The learning rate of a step, counted from 0; see `rates.rate_at`."""
         return rate_at(self.learning_rate, iteration, self.name)
 
-    def uninterrupted(self) -> AbstractContextManager[object]:
-        """Local. Surrounds work in several calls: an interrupt waits for its end, on all ranks."""
-        if self._plan is None:
-            return nullcontext()
-        home = self._plan.variables[0].home
-        return home.communicator.order.during("apply_gradients", home.strategy_number)
-
     def _by_number(self, pairs: Iterable[tuple[Gradient | None, BaseVariable]]) -> dict[int, Gradient]:
         gradients: dict[int, Gradient] = {}
         for gradient, variable in pairs:
-            number = self._number(variable)
+            number = self._numbers[id(variable)] if id(variable) in self._numbers else self._number(variable)
             if gradient is None:
                 continue
             if number in gradients:

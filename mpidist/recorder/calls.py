@@ -157,21 +157,7 @@ class Calls:
             if self.thread != get_ident():
                 raise RuntimeError(f"{name}: {THREADS}")
             self.depth += 1
-            self.inner = name
-            self._inner_call = call
-            if self._outer != self.state:
-                # What the words hold is of another call: nothing of it counts from now on.
-                self.words[INNER] = self._outer = self._inner_state = self.state
-                self._inner_sign = 0
-            self._inner_state = state = self._inner_state + 1
-            code = code or CODES[name] ^ owner * SPREAD & WHICH or 1
-            before = self._inner_sign
-            names, whole = (before >> _HALF_BITS) * 31 + CODES[name] & _HALF, (before & _HALF) * 31 + code & _HALF
-            self._inner_sign = sign = names << _HALF_BITS | whole
-            words = self.words
-            # First: where the count says that it is there, it is.
-            words[_RING + state % _KEPT] = sign
-            words[INNER] = state
+            self.note_inner(name, call, code or CODES[name] ^ owner * SPREAD & WHICH or 1)
             return
         self.depth = 1
         self.owner = owner
@@ -180,6 +166,29 @@ class Calls:
         self.state = state = self.state + NEXT
         # `code_of`, in place. One aligned word, which is written in one piece.
         self.words[STATE] = state + (code or CODES[name] ^ owner * SPREAD & WHICH or 1)
+
+    def note_inner(self, name: str, call: Call, code: int) -> None:
+        """Local. Note a call inside the current one, until the next one begins or ends there.
+
+        Args:
+            name: As of `enter`.
+            call: As of `enter`.
+            code: As of `enter`.
+        """
+        self.inner = name
+        self._inner_call = call
+        if self._outer != self.state:
+            # What the words hold is of another call: nothing of it counts from now on.
+            self.words[INNER] = self._outer = self._inner_state = self.state
+            self._inner_sign = 0
+        self._inner_state = state = self._inner_state + 1
+        before = self._inner_sign
+        names, whole = (before >> _HALF_BITS) * 31 + CODES[name] & _HALF, (before & _HALF) * 31 + code & _HALF
+        self._inner_sign = sign = names << _HALF_BITS | whole
+        words = self.words
+        # First: where the count says that it is there, it is.
+        words[_RING + state % _KEPT] = sign
+        words[INNER] = state
 
     def leave(self) -> None:
         """Local. Note that the call has ended, well or not."""

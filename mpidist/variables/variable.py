@@ -263,6 +263,10 @@ class UpdatePlan(Protocol):
         """Local. The state by name."""
         ...
 
+    def during(self) -> AbstractContextManager[object]:
+        """Local. Surround an update and what is counted with it: an interrupt waits for the end, on all ranks."""
+        ...
+
     def gradient(self, number: int) -> AnyArray:
         """Local. A writable view in the shape of a variable with dense gradients; `apply` does not copy it."""
         ...

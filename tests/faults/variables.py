@@ -264,12 +264,12 @@ FAULTS = (
     ),
     Fault(
         "a step does not say of which strategy it is", "variables/step/step.py",
-        '"apply_gradients", meeting, None, self._owner,', '"apply_gradients", meeting, None, 0,',
+        '"apply_gradients", meeting, self._owner,', '"apply_gradients", meeting, 0,',
         "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
         "a flush does not say of which strategy it is", "variables/step/arena_plan.py",
-        'order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number)',
+        'order.enter("flush", self._plan.number, None, self._owner)',
         'order.enter("flush", self._plan.number, None)',
         "parallel/strategy/test_two_strategies.py", 2,
     ),

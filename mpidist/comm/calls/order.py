@@ -9,7 +9,7 @@ An interrupt travels with the checksums: all ranks raise it at the end of the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,7 @@ class CallOrder(CallComparison):
             self.key = key
         else:
             if sign is not None:
-                # `_sign_as`, in place: each step has another sign.
+                # `_sign_as`, in place: each metric has another sign.
                 sign += owner * SPREAD
                 self._step = self.key = key
                 self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
@@ -212,6 +212,41 @@ class CallOrder(CallComparison):
         taken, self._taken = self._taken, 0
         return sign + taken * (self._calls.thread == get_ident())
 
+    def sign_step(self, name: str, detail: object, owner: int, *, sign: int, meets: bool) -> None:
+        """Local. Sign a step in what `during` has begun: both have one end, and one interrupt.
+
+        Between nodes `compare_across` must follow, before anything is sent.
+
+        Args:
+            name: As of `enter`.
+            detail: As of `enter`.
+            owner: As of `enter`.
+            sign: A checksum of the detail; each step has another one.
+            meets: As of `enter`.
+
+        Raises:
+            InterruptedCallError: An earlier call was left in the middle.
+        """
+        calls = self._calls
+        if self.broken or WATCH.dead:
+            self._require_ready(name)
+        self._step = self.key = (name, detail)
+        if self.is_alone:
+            return
+        sign += owner * SPREAD
+        self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
+        sign, self._taken = sign + self._taken, 0
+        self.number += 1
+        self._mark_before = before = self.mark
+        self.mark = before * 31 + sign & HASH
+        self._meets = meets
+        # The comparison that follows is of all calls until here.
+        self._signs.has_new = False
+        if self.is_asked and not self.is_across:
+            self.mark += FLAG
+        # Others may be in the same call and make no step: that shows there.
+        calls.note_inner(name, self.key, self._code)
+
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""
         self._step = self.key
@@ -255,8 +290,22 @@ class CallOrder(CallComparison):
         """
         if self._depth or self.broken:
             self._require_ready(name)
-        self._calls.enter(name, owner=owner)
-        self._depth += 1
+        calls = self._calls
+        if calls.depth or not self._is_plain:
+            calls.enter(name, owner=owner)
+            self._depth += 1
+            return self
+        thread = get_ident()
+        if calls.thread != thread:
+            # Of two threads nobody knows which one came first; see `note_batch`.
+            self._taken = 0
+        # `Calls.enter`, in place.
+        self._depth = calls.depth = 1
+        calls.owner = owner
+        calls.thread = thread
+        self._note(name)
+        calls.state = state = calls.state + NEXT
+        self._state[STATE] = state + (CODES[name] ^ owner * SPREAD & WHICH or 1)
         return self
 
     def leave(self) -> None:
@@ -336,6 +385,8 @@ class CallOrder(CallComparison):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """Local, and Collective with ranks that make another call. See `leave` and `fail`."""
+        # A step that was signed in it ends here, too.
+        self._calls.inner = ""
         if error is None:
             self.leave()
         else:
@@ -345,22 +396,3 @@ class CallOrder(CallComparison):
         """Local. Raise KeyboardInterrupt at the end of the outermost call; False if that was asked for already."""
         was_interrupted, self._is_interrupted = self._is_interrupted, True
         return not was_interrupted
-
-
-def call_before(function: Callable[[str], bool]) -> None:
-    """Local. Call a function before each call that begins, until it returns True; later calls cost nothing.
-
-    Args:
-        function: Gets the name of the call.
-    """
-    original: Any = CallOrder.enter
-    waiting = [function]
-
-    def enter(order: CallOrder, name: str, *args: Any, **named: Any) -> Any:
-        # Some keep this function.
-        if waiting and function(name):
-            waiting.clear()
-            setattr(CallOrder, "enter", original)  # noqa: B010 - a method, which a type checker refuses
-        return original(order, name, *args, **named)
-
-    setattr(CallOrder, "enter", enter)  # noqa: B010 - likewise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from mpidist.arrays import AnyArray
@@ -32,6 +33,10 @@ class ServedPlan:
         self.slots = slots
         self.kernel = kernel
         self.options = options
+
+    def during(self) -> AbstractContextManager[object]:
+        """Local. See `UpdatePlan.during`; nothing is updated here."""
+        return nullcontext()
 
     def gradient(self, number: int) -> AnyArray:
         """Local. Refuse; see `apply`."""

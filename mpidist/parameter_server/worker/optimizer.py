@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.references import handle_of_variable, load
@@ -28,11 +29,13 @@ class Stepping(Protocol):
     Attributes:
         lock: As of `OwnThreads`.
         turn: To use the window.
+        communicator: This process alone.
         apply: As `Worker.apply`.
     """
 
     lock: OwnersLock
     turn: Turn
+    communicator: Communicator
 
     @property
     def apply(self) -> Apply:
@@ -94,7 +97,8 @@ class Builder:
                 "an optimizer cannot be made inside a function that runs on a worker: make it in `with "
                 "strategy.scope():` on the coordinator, and use it in the function"
             )
-        return WorkerPlan(self._worker.apply, *self._planned, variables, options)
+        order = self._worker.communicator.order
+        return WorkerPlan(self._worker.apply, order, *self._planned, variables, options)
 
     def ask(self, key: int, variables: Sequence[BaseVariable]) -> tuple[int, Sequence[BaseVariable]]:
         """Local. Let the coordinator build an optimizer on these variables, unless it has; its number and variables.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpidist.arrays import AnyArray, as_array
 from mpidist.comm.arithmetic.rows import merge_rows
+from mpidist.comm.calls.order import CallOrder
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.parameter_server.heap.rows import pack
 from mpidist.variables.kinds.served import ServedVariable
@@ -59,6 +61,7 @@ class WorkerPlan:
 
     Args:
         apply: As `Worker.apply`.
+        order: The calls of this worker, which no other rank makes.
         number: The number of the optimizer.
         name: The name of the optimizer.
         variables: That it updates.
@@ -66,15 +69,21 @@ class WorkerPlan:
     """
 
     def __init__(
-        self, apply: Apply, number: int, name: str, variables: Sequence[BaseVariable], options: OptimizerOptions
+        self, apply: Apply, order: CallOrder, number: int, name: str, variables: Sequence[BaseVariable],
+        options: OptimizerOptions,
     ) -> None:
         self.number = number
         self._name = name
         self.variables = tuple(variables)
         self.slots: dict[str, Slot] = {}
         self._apply = apply
+        self._order = order
         self._options = options
         self._gradients: dict[int, AnyArray] = {}
+
+    def during(self) -> AbstractContextManager[object]:
+        """Local. See `UpdatePlan.during`."""
+        return self._order.during("apply_gradients")
 
     def gradient(self, number: int) -> AnyArray:
         """Local. See `UpdatePlan.gradient`."""

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,6 +96,7 @@ class ArenaPlan:
         self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
         self._checks = arena.options.check
         self._communicator = arena.communicator
+        self._order, self._owner = arena.communicator.order, arena.strategy_number
         numbers = range(len(variables))
         self.slots: dict[str, Slot] = {
             name: [plan.slot(name, number) for number in numbers] for name in arithmetic.slots
@@ -103,6 +105,10 @@ class ArenaPlan:
             self.slots[MASTER_COPY] = {number: plan.slot(MASTER_COPY, number) for number in halves}
         if self._accumulator is not None:
             self.slots[ACCUMULATED] = [*self._accumulator.sums]
+
+    def during(self) -> AbstractContextManager[object]:
+        """Local. See `UpdatePlan.during`; a step in it is signed there, and is no call of its own."""
+        return self._order.during("apply_gradients", self._owner)
 
     def gradient(self, number: int) -> AnyArray:
         """Local. See `UpdatePlan.gradient`."""
@@ -157,7 +163,7 @@ class ArenaPlan:
             return True
         if self._plan.arena.is_closed:
             self._plan.arena.require_open()
-        with self._communicator.order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number):
+        with self._order.enter("flush", self._plan.number, None, self._owner):
             same_on_all(
                 self._communicator, "the number of calls of apply_gradients since the last update, at `flush`,", count,
                 "Call apply_gradients equally often on every rank, with None where a rank has no gradient.",
@@ -191,9 +197,7 @@ class ArenaPlan:
 
     def _with_missing(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """Collective. The variables for which some rank has a gradient; of the others' this rank's becomes zero."""
-        with self._communicator.order.enter(
-            "missing_gradients", self._plan.number, None, self._plan.arena.strategy_number
-        ):
+        with self._order.enter("missing_gradients", self._plan.number, None, self._owner):
             everyone = self._communicator.all_gather_object(numbers)
         wanted = tuple(sorted({number for one in everyone for number in one}))
         for number in set(wanted) - set(numbers):

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
-from mpidist.comm.calls.order import CallOrder
 from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.errors import mark_shared
@@ -113,11 +112,8 @@ class StepHeader:
         self._compared = sys.maxsize if arena.options.check else 0 if meets else _COMPARED_STEPS
         self._count = 0
 
-    def enter(self, selection: Selection, numbers: tuple[object, ...]) -> CallOrder:
+    def meet(self, selection: Selection, numbers: tuple[object, ...]) -> None:
         """Collective. Return when every rank of the node has called, and all are about to do the same.
-
-        Returns:
-            The order of calls; the end of a `with` block over it ends the step.
 
         Raises:
             MismatchError: The ranks do not pass the same variables or numbers, or are not at the same step.
@@ -127,22 +123,17 @@ class StepHeader:
         if self._arrival is not None:
             self._arrival.wait("apply_gradients")
         order, barrier, meeting = self._order, self._barrier, Meeting(numbers, selection)
-        order.enter(
-            "apply_gradients", meeting, None, self._owner, meets=barrier is not None,
-            sign=hash((selection.checksum, numbers)),
+        order.sign_step(
+            "apply_gradients", meeting, self._owner, sign=hash((selection.checksum, numbers)),
+            meets=barrier is not None,
         )
-        try:
-            if barrier is not None:
-                # From here on the others go on without this rank, if an exception takes it away.
-                order.is_under_way = AT_ONCE
-                barrier()
-            if self._compared or order.is_across:
-                self._compare(meeting)
-        except BaseException as error:
-            order.fail(error)
-            raise
+        if barrier is not None:
+            # From here on the others go on without this rank, if an exception takes it away.
+            order.is_under_way = AT_ONCE
+            barrier()
+        if self._compared or order.is_across:
+            self._compare(meeting)
         order.is_under_way = True
-        return order
 
     def _compare(self, meeting: Meeting) -> None:
         self._count += 1
@@ -156,7 +147,7 @@ class StepHeader:
 
 
 class Step:
-    """The work of one rank in a step over one selection of variables.
+    """The work of one rank in a step over one selection of variables, within `CallOrder.during`.
 
     Args:
         selection: The selection of the variables.
@@ -190,11 +181,11 @@ class Step:
             InterruptedCallError: An earlier call was left in the middle.
             ValueError: The step has no variables, on every rank.
         """
-        with self._header.enter(self._selection, numbers):
-            for phase in self._phases:
-                phase.apply(update)
-            if self._barrier is not None:
-                self._barrier()
+        self._header.meet(self._selection, numbers)
+        for phase in self._phases:
+            phase.apply(update)
+        if self._barrier is not None:
+            self._barrier()
 
     def reduce(self, numbers: tuple[object, ...] = ()) -> None:
         """Collective. Sum the gradients over all ranks and change nothing else.
@@ -208,11 +199,11 @@ class Step:
         Raises:
             MismatchError, CollectiveTimeoutError, InterruptedCallError, ValueError: As `apply`.
         """
-        with self._header.enter(self._selection, numbers):
-            for phase in self._phases:
-                phase.reduce()
-            if self._barrier is not None:
-                self._barrier()
+        self._header.meet(self._selection, numbers)
+        for phase in self._phases:
+            phase.reduce()
+        if self._barrier is not None:
+            self._barrier()
 
 
 class NoGradients:

@@ -233,6 +233,10 @@ class ShelfPlan:
         self._numbers: set[int] = set()
         self._averages, self._accumulated = options.use_ema, options.accumulated
 
+    def during(self) -> AbstractContextManager[object]:
+        """Local. See `UpdatePlan.during`."""
+        return self._home.communicator.order.during("apply_gradients")
+
     def gradient(self, number: int) -> AnyArray:
         """Local. See `UpdatePlan.gradient`."""
         return self._gradients[number]

@@ -276,7 +276,8 @@ def test_an_explicit_collective_reduces_instead_of_the_arena(
     variable = make(arena, 100)
     plan = Plan([variable], {})
     plan.gradients[0][...] = 1
-    plan.step((0,)).apply(lambda parameter, gradient, *_: np.subtract(parameter, gradient, out=parameter))
+    with communicator.order.during("apply_gradients"):
+        plan.step((0,)).apply(lambda parameter, gradient, *_: np.subtract(parameter, gradient, out=parameter))
     np.testing.assert_array_equal(variable.value(), 1 - communicator.size)
     with pytest.raises(ValueError, match="choose one of them"):
         make_arena(communicator, options, shared=True)

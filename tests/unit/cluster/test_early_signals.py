@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
@@ -26,11 +26,11 @@ NUMBER = signal.SIGUSR2
 @pytest.fixture(autouse=True)
 def _kept() -> Iterator[None]:
     """The disposition of the signal, and the way into calls."""
-    before, enter = signal.getsignal(NUMBER), CallOrder.enter
+    before, methods = signal.getsignal(NUMBER), (CallOrder.enter, CallOrder.sign_step)
     assert before == signal.SIG_DFL
     yield
     signal.signal(NUMBER, before)
-    assert CallOrder.enter is enter
+    assert (CallOrder.enter, CallOrder.sign_step) == methods
 
 
 def note(*, asks: bool = False) -> EarlySignals:
@@ -41,6 +41,12 @@ def note(*, asks: bool = False) -> EarlySignals:
 
 def make_call(name: str = "reduce") -> None:
     CallOrder(LoneCalls(), [], is_alone=True).enter(name, None, None).leave()
+
+
+def make_step() -> None:
+    order = CallOrder(LoneCalls(), [], is_alone=True)
+    with order.during("apply_gradients"):
+        order.sign_step("apply_gradients", None, 0, sign=1, meets=False)
 
 
 def taken() -> list[int]:
@@ -65,10 +71,13 @@ def test_a_handler_that_takes_over_hears_what_has_come() -> None:
     make_call()
 
 
-def test_without_a_signal_the_former_disposition_is_there_again_from_the_first_call_on() -> None:
+@pytest.mark.parametrize("call", [make_call, make_step])
+def test_without_a_signal_the_former_disposition_is_there_again_from_the_first_call_on(
+    call: Callable[[], None],
+) -> None:
     early = note()
     assert signal.getsignal(NUMBER) == early.take
-    make_call()
+    call()
     assert signal.getsignal(NUMBER) == signal.SIG_DFL
     assert not early.hand_over(NUMBER)
 

@@ -22,8 +22,11 @@ def happen(order: CallOrder, what: str) -> None:
     """Make a call, or take a batch."""
     if what.isdigit():
         order.note_batch(1, 0, int(what))
+    elif what == "step":
+        with order.during(what):
+            order.sign_step(what, None, 0, sign=1, meets=True)
     else:
-        order.enter(what, None, None, sign=1 if what == "step" else None).leave()
+        order.enter(what, None, None).leave()
 
 
 def test_a_batch_changes_the_next_call_and_all_behind_it() -> None:

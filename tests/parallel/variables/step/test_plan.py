@@ -60,6 +60,18 @@ def count_up(
         block[...] = -98
 
 
+def apply(plan: Plan, numbers: tuple[int, ...]) -> None:
+    """A step, as the plan of an optimizer makes it."""
+    with plan.arena.communicator.order.during("apply_gradients"):
+        plan.step(numbers).apply(count_up)
+
+
+def reduce(plan: Plan, numbers: tuple[int, ...]) -> None:
+    """The half of a step."""
+    with plan.arena.communicator.order.during("apply_gradients"):
+        plan.step(numbers).reduce()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "longdouble"])
 def test_every_element_is_updated_once(strategy: ArenaStrategy, dtype: str) -> None:
     arena, rank, n = strategy.arena, strategy.communicator.rank, strategy.num_replicas_in_sync
@@ -71,7 +83,7 @@ def test_every_element_is_updated_once(strategy: ArenaStrategy, dtype: str) -> N
         for variable, view in zip(variables, plan.gradients, strict=True):
             assert view.shape == variable.shape
             view[...] = rank + 1
-        plan.step(tuple(range(len(variables)))).apply(count_up)
+        apply(plan, tuple(range(len(variables))))
         for number, variable in enumerate(variables):
             expected = np.arange(variable.size) + (step + 1) * n * (n + 1) / 2
             np.testing.assert_array_equal(variable.numpy(), expected.astype(dtype))
@@ -86,7 +98,7 @@ def test_several_dtypes_and_subsets(strategy: ArenaStrategy) -> None:
     for subset in [(0,), (1, 3), (0, 1, 2), (3,), (0,)]:
         for number in subset:
             plan.gradients[number][...] = 1
-        plan.step(subset).apply(count_up)
+        apply(plan, subset)
     for number, count in enumerate([3, 2, 1, 2]):
         np.testing.assert_array_equal(variables[number].numpy(), np.arange(40) + count * n)
 
@@ -96,7 +108,7 @@ def test_sums_alone_change_nothing_else(strategy: ArenaStrategy) -> None:
     plan = Plan(variables, {}, 0)
     for view in plan.gradients:
         view[...] = strategy.communicator.rank
-    plan.step((0, 1)).reduce()
+    reduce(plan, (0, 1))
     np.testing.assert_array_equal(variables[0].numpy(), np.arange(100))
 
 
@@ -108,7 +120,7 @@ def test_different_variables_are_a_mismatch_everywhere(strategy: ArenaStrategy, 
     odd = strategy.communicator.rank == strategy.communicator.size - 1
     mine: dict[str, tuple[int, ...]] = {"other": (0, 2), "fewer": (0,), "none": (), "order": (1, 2)}
     with pytest.raises(MismatchError, match="the variables with gradients must be the same") as caught:
-        plan.step(mine[case] if odd else (0, 1)).apply(count_up)
+        apply(plan, mine[case] if odd else (0, 1))
     assert is_shared(caught.value)
     assert len(set(strategy.communicator.all_gather_object(str(caught.value)))) == 1
     assert "'b'" in str(caught.value)
@@ -117,7 +129,7 @@ def test_different_variables_are_a_mismatch_everywhere(strategy: ArenaStrategy, 
     # The plan can go on.
     for view in plan.gradients:
         view[...] = 1
-    plan.step((0, 1, 2)).apply(count_up)
+    apply(plan, (0, 1, 2))
     assert variables[0].numpy()[0] == strategy.num_replicas_in_sync
 
 
@@ -130,9 +142,9 @@ def test_steps_without_gradients_fail_alike_however_late_a_rank_is(communicator:
         if number % communicator.size == communicator.rank:
             time.sleep(0.001)  # simulates work: each rank is the last one in turn
         with pytest.raises(ValueError, match="no gradients for any of"):
-            plan.step(()).apply(count_up)
+            apply(plan, ())
     plan.gradients[0][...] = 1
-    plan.step((0,)).apply(count_up)
+    apply(plan, (0,))
     np.testing.assert_array_equal(plan.variables[0].numpy(), np.arange(4) + communicator.size)
 
 
@@ -153,7 +165,7 @@ def test_few_steps_are_kept_for_many_selections(communicator: Communicator) -> N
         if place % 8 == 7:
             for number in selection:
                 plan.gradients[number][...] = 1
-            step.apply(count_up)
+            apply(plan, selection)
     del step
     assert kept(Step) - before[0] <= KEPT_SELECTIONS
     assert kept(VariablePass) - before[1] <= KEPT_SELECTIONS
@@ -182,7 +194,7 @@ def test_the_ways_of_one_rank_that_do_more_than_add(communicator: Communicator) 
         plan = Plan([make(strategy.arena, 1), make(strategy.arena, 1 << 14)], {}, 0)
         for view in plan.gradients:
             view[...] = third
-        plan.step((0, 1)).apply(count_up)
+        apply(plan, (0, 1))
         assert plan.variables[0].numpy()[0] == np.float32(expected)
 
 
@@ -192,9 +204,9 @@ def test_differences_are_found_late_on_one_node(communicator: Communicator) -> N
     strategy = make_strategy(communicator, "node")
     plan = Plan([make(strategy.arena, 4), make(strategy.arena, 4)], {}, 0)
     for _ in range(40):
-        plan.step((0, 1)).apply(count_up)
+        apply(plan, (0, 1))
     with pytest.raises(MismatchError, match=r"the step's number.*variables with gradients must be the same"):
-        plan.step((0,) if communicator.rank else (1,)).apply(count_up)
+        apply(plan, (0,) if communicator.rank else (1,))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -245,7 +257,7 @@ def test_a_pass_measures_and_changes_variables_one_by_one(strategy: ArenaStrateg
     numbers = (0, 1, 2, 5, 6, 7)
     for view in plan.gradients:
         view[...] = strategy.communicator.rank + 1
-    plan.step(numbers).reduce()
+    reduce(plan, numbers)
     variable_pass = plan.variable_pass(numbers)
     assert variable_pass is plan.variable_pass(numbers)
     total = n * (n + 1) / 2
