@@ -256,20 +256,16 @@ class UpdatePlan(Protocol):
     @property
     def variables(self) -> Sequence[BaseVariable]:
         """Local. The variables in their order."""
-        ...
 
     @property
     def slots(self) -> Mapping[str, Slot]:
         """Local. The state by name."""
-        ...
 
     def during(self) -> AbstractContextManager[object]:
         """Local. Surround an update and what is counted with it: an interrupt waits for the end, on all ranks."""
-        ...
 
     def gradient(self, number: int) -> AnyArray:
         """Local. A writable view in the shape of a variable with dense gradients; `apply` does not copy it."""
-        ...
 
     def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
         """Local. Keep gradients for the next `apply`; only under `gradient_accumulation_steps`.

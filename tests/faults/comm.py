@@ -237,7 +237,7 @@ FAULTS = (
     ),
     Fault(
         "no comparison between nodes", "comm/calls/order.py",
-        "if number % COMPARED_EVERY == 0 or self._signs.has_new:", "if self._signs.has_new:",
+        "if number % _EVERY == 0 or self._signs.has_new:", "if self._signs.has_new:",
         "parallel/comm/test_call_order.py::test_ranks_of_different_nodes_compare_now_and_then", 2,
     ),
     Fault(
@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault(
         "who refuses a call waits for a comparison", "comm/calls/order.py",
-        "self._signs.has_new and not self.is_compared, False", "self._signs.has_new, False",
+        "self._signs.has_new and not self._is_compared, False", "self._signs.has_new, False",
         "parallel/comm/test_call_order.py::test_who_refuses_a_call_waits_for_no_comparison", 2,
     ),
     Fault(
@@ -293,7 +293,7 @@ FAULTS = (
     ),
     Fault(
         "a check is made in the first calls only", "comm/front/call_log.py",
-        "if self._checks or self._count <= CHECKED_CALLS:", "if self._count <= CHECKED_CALLS:",
+        "self._first = schedule_of(check=options.check).first", "self._first = schedule_of(check=False).first",
         "parallel/comm/test_collective.py::test_check_looks_at_every_call", 2,
     ),
     Fault(

@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Fault(
         "inner calls of an earlier call are taken for those of this one", "recorder/calls.py",
-        "                self._inner_sign = 0\n", "",
+        "            self._inner_sign = 0\n", "",
         "unit/recorder/test_page.py::test_other_calls_inside_the_same_one_are_seen",
     ),
     Fault(

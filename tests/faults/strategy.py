@@ -13,7 +13,7 @@ FAULTS = (
     ),
     Fault(
         "others do not hear of a value that is refused", "comm/front/call_log.py",
-        "        order = self.begin(name, _Refusal(str(error)), None)\n", "        raise error\n",
+        "            order = self.begin(name, _Refusal(str(error)), None)\n", "            raise error\n",
         "parallel/strategy/test_values.py::test_what_cannot_be_sent_is_refused_alike_and_harms_nothing", 2,
     ),
     Fault(

@@ -6,8 +6,9 @@ in the page of the node. Ranks on different nodes send theirs now and then, and 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist.comm.calls import text as call_text
@@ -39,14 +40,15 @@ class CallComparison:
 
     # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
-        "_awaits", "_batch", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
-        "_own", "_shown", "_step", "_taken", "_word", "_words", "barrier", "broken", "is_across", "is_asked",
-        "is_shown", "key", "last_checkpoint", "mark", "number", "owner", "page",
+        "_awaits", "_batch", "_calls", "_depth", "_is_compared", "_is_interrupted", "_mark_before", "_meets",
+        "_messages", "_others", "_own", "_shown", "_step", "_taken", "_word", "_words", "barrier", "broken",
+        "is_across", "is_asked", "is_shown", "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self.is_across = self.is_shown = self.is_asked = self._is_interrupted = self._meets = self._awaits = False
+        self._is_compared = False
         self.broken = self.last_checkpoint = ""
         # The last call that was shown, and its word.
         self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
@@ -189,6 +191,18 @@ class CallComparison:
         if self.is_across:
             self._compare_across()
             self._complete()
+
+    @contextlib.contextmanager
+    def compared(self) -> Iterator[None]:
+        """Local. The calls that are entered within are compared in another way before they send anything.
+
+        Or they send nothing.
+        """
+        before, self._is_compared = self._is_compared, True
+        try:
+            yield
+        finally:
+            self._is_compared = before
 
     def require_whole(self, name: str) -> None:
         """Local. Raise if a call was left in the middle.

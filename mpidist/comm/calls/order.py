@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpidist.comm.calls.comparison import CallComparison
+from mpidist.comm.calls.schedule import USUAL
 from mpidist.comm.calls.signature_page import FLAG, HASH
 from mpidist.comm.calls.text import AT_ONCE, HINT, Checksums, is_of_other_size, refuse_inside, told
 from mpidist.errors import MismatchError, MpidistError, is_shared
@@ -26,8 +27,8 @@ from mpidist.recorder.calls import CODES, NEXT, SPREAD, STATE, WHICH, Calls
 if TYPE_CHECKING:
     from mpidist.arrays import AnyArray
 
-# Between nodes the checksums of so many calls are compared by one message; `benchmarks/dispatch.py` measures its cost.
-COMPARED_EVERY = 32
+# Between nodes the checksums of so many calls are compared by one message; a name of the module costs less than `has`.
+_EVERY = USUAL.every
 
 
 class _PastCall(tuple[Any, ...]):
@@ -55,21 +56,20 @@ class CallOrder(CallComparison):
         is_under_way: A call sets it before it moves or changes the first byte. If it then ends with an exception, it
             was left in the middle. `AT_ONCE` where it makes no further calls: a signal handler may not, either.
         is_alone: Whether no other rank makes these calls.
-        is_compared: Whether the calls that are entered now are compared in another way before they begin, or are none.
         is_part: Whether these calls are made inside others, or by our own thread: an interrupt is not theirs to raise.
         left, identity: The number and the text of a call that an exception has left; of the communicator.
     """
 
     __slots__ = (
         "__weakref__", "_code", "_dealt", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
-        "is_alone", "is_compared", "is_part", "is_under_way", "left",
+        "is_alone", "is_part", "is_under_way", "left",
     )
 
     def __init__(self, calls: Calls, processes: Sequence[Process], *, is_alone: bool = False) -> None:
         super().__init__(calls)
         self.is_alone = is_alone
         self.is_under_way: int = False
-        self.is_part = self.is_compared = False
+        self.is_part = False
         self.left = (-1, "")
         self._processes, self.identity = processes, calls.identity
         self._is_plain = type(calls) is Calls and not is_alone
@@ -165,7 +165,7 @@ class CallOrder(CallComparison):
             self.mark = before * 31 + sign & HASH
             self._meets = meets
             if self.is_across:
-                if number % COMPARED_EVERY == 0 or self._signs.has_new:
+                if number % _EVERY == 0 or self._signs.has_new:
                     return self._enter_compared(name, owner)
             elif self.is_asked:
                 self.mark += FLAG
@@ -188,11 +188,11 @@ class CallOrder(CallComparison):
         Where sizes differ MPICH 5.0 ends the job inside most collective calls, whatever the error handler is, and names
         neither call. The calls of a training repeat: soon none is new.
         """
-        is_new, self._signs.has_new = self._signs.has_new and not self.is_compared, False
+        is_new, self._signs.has_new = self._signs.has_new and not self._is_compared, False
         self._calls.enter(name, self.key, self._code, owner)
         self._depth += 1
         try:
-            if is_new or self.number % COMPARED_EVERY == 0:
+            if is_new or self.number % _EVERY == 0:
                 self._compare_across()
             if is_new:
                 self._complete()
@@ -213,21 +213,18 @@ class CallOrder(CallComparison):
         return sign + taken * (self._calls.thread == get_ident())
 
     def sign_step(self, name: str, detail: object, owner: int, *, sign: int, meets: bool) -> None:
-        """Local. Sign a step in what `during` has begun: both have one end, and one interrupt.
-
-        Between nodes `compare_across` must follow, before anything is sent.
+        """Local. Sign a step in what `during` has begun; before it sends anything, `compare_across` must follow.
 
         Args:
             name: As of `enter`.
             detail: As of `enter`.
             owner: As of `enter`.
-            sign: A checksum of the detail; each step has another one.
             meets: As of `enter`.
+            sign: A checksum of the detail; each step has another one.
 
         Raises:
             InterruptedCallError: An earlier call was left in the middle.
         """
-        calls = self._calls
         if self.broken or WATCH.dead:
             self._require_ready(name)
         self._step = self.key = (name, detail)
@@ -245,7 +242,7 @@ class CallOrder(CallComparison):
         if self.is_asked and not self.is_across:
             self.mark += FLAG
         # Others may be in the same call and make no step: that shows there.
-        calls.note_inner(name, self.key, self._code)
+        self._calls.note_inner(name, self.key, self._code)
 
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.schedule import schedule_of
 from mpidist.comm.calls.text import HINT
 from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import same_on_all
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 else:
     Arrival = at_first_use("mpidist.comm.front.arrival", "Arrival")
 
-# So many first calls of a collective are compared before they begin: most mistakes show there, and every rank can raise
-# an error before anything has gone wrong. All ranks must compare or none, so only the number of calls may decide it.
-CHECKED_CALLS = 16
 _REFUSED = "refused"
 
 
@@ -74,7 +70,7 @@ class CallLog:
         self.owner = owner
         self._communicator = communicator
         self._order = communicator.order
-        self._checks = options.check
+        self._first = schedule_of(check=options.check).first
         self._arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
         self._count = 0
         self.begin_owned: Begin = self._begin_checked if communicator.size > 1 else self._order.enter
@@ -92,7 +88,7 @@ class CallLog:
         if self._arrival is not None:
             # A rank that waits here has not entered the call.
             self._arrival.wait(name)
-        with self._compared():
+        with self._order.compared():
             order = self._order.enter(name, detail, array, owner, meets=meets, only_dtype=only_dtype)
         try:
             self._check(name, detail, array, compares_itself=only_dtype)
@@ -101,19 +97,11 @@ class CallLog:
             raise
         return order
 
-    @contextlib.contextmanager
-    def _compared(self) -> Iterator[None]:
-        before, self._order.is_compared = self._order.is_compared, True
-        try:
-            yield
-        finally:
-            self._order.is_compared = before
-
     def _check(self, name: str, detail: object, array: AnyArray | None, *, compares_itself: bool) -> None:
         self._count += 1
         if compares_itself:
             return
-        if self._checks or self._count <= CHECKED_CALLS:
+        if self._count <= self._first:
             call = f"{name} {detail.name if isinstance(detail, ReduceOp) else detail}"
             described: tuple[object, ...] = (call,) if array is None else (call, array.shape, array.dtype.name)
             if isinstance(detail, _Refusal):
@@ -130,7 +118,7 @@ class CallLog:
                 compared before they begin.
         """
         # Others may be in a call that is not new to them. They hear of this one's error, if not of the comparison.
-        with self._compared():
+        with self._order.compared():
             order = self.begin(name, _Refusal(str(error)), None)
         order.show_refusal()
         try:

@@ -17,6 +17,7 @@ import numpy as np
 from mpidist import context, tree
 from mpidist.arguments import whole
 from mpidist.arrays import AnyArray
+from mpidist.comm.calls.schedule import schedule_of
 from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import require_same, same_on_all, together
 from mpidist.context import Entry
@@ -50,10 +51,6 @@ logger = logging.getLogger("mpidist")
 
 # The ranks exchange a sum in chunks of this size.
 CHUNK_BYTES = 1 << 22
-# The ranks compare the layouts of their results and their numerics in this number of first calls, then at powers of
-# two. Comparing is a collective call, so the decision may depend only on what is the same on all ranks, such as the
-# number of calls.
-_CHECKED_CALLS = 16
 
 
 class LogicalReplicas:
@@ -99,9 +96,8 @@ class LogicalReplicas:
         except ValueError as error:
             raise mark_shared(error) from None
         self._calls += 1
-        is_checked = (
-            self._owner.replicas.options.check or self._calls <= _CHECKED_CALLS or self._calls & (self._calls - 1) == 0
-        )
+        # Whether the ranks compare the layouts of their results, and their numerics.
+        is_checked = schedule_of(check=self._owner.replicas.options.check).has(self._calls)
         controller = self._current_controller()
         if is_checked or self.numerics.present is None or self.numerics.present.blas_threads != blas_threads:
             self._note_numerics(look(controller, blas_threads))

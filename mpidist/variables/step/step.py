@@ -6,20 +6,17 @@ nothing while it runs.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
+from mpidist.comm.calls.schedule import schedule_of
 from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.errors import mark_shared
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.kernel import Update
-
-# All ranks of all nodes compare what they do in so many first steps by messages.
-_COMPARED_STEPS = 16
 
 
 class Phase(Protocol):
@@ -109,7 +106,8 @@ class StepHeader:
         self._barrier = arena.barrier if is_shared else None
         # Where no barrier brings all ranks together, they compare the first steps before anything is sent.
         meets = communicator.size == 1 or (is_shared and len(communicator.node_sizes) == 1)
-        self._compared = sys.maxsize if arena.options.check else 0 if meets else _COMPARED_STEPS
+        check = arena.options.check
+        self._compared = 0 if meets and not check else schedule_of(check=check).first
         self._count = 0
 
     def meet(self, selection: Selection, numbers: tuple[object, ...]) -> None:

@@ -17,7 +17,7 @@ import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.calls import text as call_text
-from mpidist.comm.calls.order import COMPARED_EVERY
+from mpidist.comm.calls.schedule import USUAL
 from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.choice import selection
 from mpidist.comm.front.front import CollectiveFront
@@ -137,7 +137,7 @@ def test_ranks_of_different_nodes_compare_now_and_then(communicator: Communicato
     def calls() -> None:
         # As many bytes, so that the call itself passes.
         collective.all_reduce(kinds[is_last])
-        for _ in range(2 * COMPARED_EVERY):
+        for _ in range(2 * USUAL.every):
             collective.all_reduce(np.ones(3))
 
     with pytest.raises(MismatchError, match="this call, or one shortly before it") as caught:
@@ -190,7 +190,7 @@ def test_who_refuses_a_call_waits_for_no_comparison(communicator: Communicator) 
     with pytest.raises(TypeError, match="no array"):
         collective.log.refuse("all_reduce", TypeError("no array"))
     # By chance this was the call for the comparison now and then.
-    assert laid_out.order.comparisons - before == (laid_out.order.number % COMPARED_EVERY == 0)
+    assert laid_out.order.comparisons - before == (laid_out.order.number % USUAL.every == 0)
     assert collective.all_reduce(np.ones(2)).tolist() == [communicator.size] * 2
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.calls.order import COMPARED_EVERY
+from mpidist.comm.calls.schedule import USUAL
 from mpidist.comm.group.communicator import Communicator
 from mpidist.experimental import CommunicationOptions
 from mpidist.failures import interrupts
@@ -68,7 +68,7 @@ def test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly(
     made: list[int] = []
 
     def evaluate() -> None:
-        for number in range(20 + 2 * COMPARED_EVERY):
+        for number in range(20 + 2 * USUAL.every):
             if number == 20 and communicator.rank == communicator.size - 1:
                 os.kill(os.getpid(), signal.SIGINT)
             strategy.reduce("SUM", 1.0, axis=None)
@@ -80,7 +80,7 @@ def test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly(
         evaluate()
     assert len(set(communicator.all_gather_object(len(made)))) == 1
     # And no second time, which comparisons on their way could bring.
-    for _ in range(3 * COMPARED_EVERY):
+    for _ in range(3 * USUAL.every):
         assert strategy.reduce("SUM", 1.0, axis=None) == communicator.size
 
 

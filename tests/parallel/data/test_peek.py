@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.calls.order import COMPARED_EVERY
+from mpidist.comm.calls.schedule import USUAL
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, InputOptions
@@ -40,7 +40,7 @@ def iterator(strategy: ArenaStrategy, depth: int = 0) -> Any:
 
 def compare(strategy: ArenaStrategy) -> None:
     """Calls that communicate; between nodes one of them is compared, and the answer is read 32 calls later."""
-    for _ in range(1 if len(strategy.communicator.node_sizes) == 1 else 3 * COMPARED_EVERY):
+    for _ in range(1 if len(strategy.communicator.node_sizes) == 1 else 3 * USUAL.every):
         strategy.reduce("SUM", np.ones(3), axis=None)
 
 

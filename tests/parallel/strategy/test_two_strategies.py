@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.calls.order import COMPARED_EVERY
+from mpidist.comm.calls.schedule import USUAL
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
@@ -218,7 +218,7 @@ def test_between_nodes_an_error_comes_at_the_next_step_save_or_after_32_calls(
     path = mpi_tmp_path / "checkpoint"
 
     def many_calls() -> None:
-        for _ in range(2 * COMPARED_EVERY):
+        for _ in range(2 * USUAL.every):
             first.reduce("MAX", np.ones(3), axis=None)
 
     def all_calls(end: Callable[[], object]) -> None:
