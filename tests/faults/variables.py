@@ -154,12 +154,12 @@ FAULTS = (
         "parallel/optimizers/test_compiled.py::test_sums_before_the_norms_have_numpys_bits", 3,
     ),
     Fault(
-        "a node's compiled sums forget the order of the tree", "comm/backends/node.py",
-        "CompiledSum(pairs_of_leaves if in_tree else in_order, self._size)", "CompiledSum(in_order, self._size)",
+        "a node's compiled sums forget the order of the tree", "comm/arithmetic/combination.py",
+        "CompiledSum(pairs_of_leaves if in_tree else in_order, rank_count)", "CompiledSum(in_order, rank_count)",
         "parallel/comm/backends/test_compiled_node.py::test_sums_have_numpys_bits", 4,
     ),
     Fault(
-        "a compiled sum takes the largest number's place", "comm/backends/node.py",
+        "a compiled sum takes the largest number's place", "comm/arithmetic/combination.py",
         "if op not in _SUMS or not self._sum.add", "if not self._sum.add",
         "parallel/comm/backends/test_compiled_node.py::test_sums_have_numpys_bits", 3,
     ),

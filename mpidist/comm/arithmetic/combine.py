@@ -15,9 +15,6 @@ from mpidist.arrays import AnyArray
 from mpidist.errors import UnavailableError
 from mpidist.options import ReduceOp
 
-# Combines arrays of one shape, in the order of the ranks, into another array.
-Combine = Callable[[Sequence[AnyArray], AnyArray, ReduceOp], None]
-
 FUNCTIONS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.MEAN: np.add,

@@ -8,13 +8,15 @@ that share a cache. Direct copies took 6.3 to 9 ms on any cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.combine import Combine
-from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
+from mpidist.comm.arithmetic.combination import Combination
+from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half, open_quiet
+from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
+from mpidist.comm.backends.lane import Lane
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES
 from mpidist.comm.memory.peer_memory import PeerMemory
@@ -24,6 +26,8 @@ from mpidist.options import ReduceOp
 PIECES_BYTES = 1 << 21
 # A piece is not smaller: each costs a system call, of 0.3 us, or about 3 us in some virtual machines.
 LEAST_PIECE_BYTES = 1 << 14
+# The number of sizes of arrays for which this rank's slice is kept.
+_KEPT = 256
 
 
 class DirectCopies:
@@ -32,23 +36,16 @@ class DirectCopies:
     Args:
         communicator: All ranks.
         peers: The memory of this node's ranks.
-        barrier: The barrier of the node.
+        combination: Combines the pieces of the node's ranks.
+        lane: Combines results across nodes; None where there is one node.
         piece_bytes: The size of a rank's piece; see the function `piece_bytes`. The same on all nodes.
         limit: Arrays below this size in bytes are not copied directly. The same on every rank.
-        changes_sources: Whether the function that combines pieces changes them.
         across_bytes: The least number of bytes that are combined across nodes at once; the same on every rank.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        peers: PeerMemory,
-        barrier: Callable[[], None],
-        piece_bytes: int,
-        *,
-        limit: int,
-        changes_sources: bool,
-        across_bytes: int = 0,
+        self, communicator: Communicator, peers: PeerMemory, combination: Combination, lane: Lane | None,
+        piece_bytes: int, *, limit: int, across_bytes: int,
     ) -> None:
         self._limit = limit
         self._communicator = communicator
@@ -56,9 +53,13 @@ class DirectCopies:
         self._rank = rank = communicator.node.rank
         size = communicator.node.size
         self._others = [(rank + step) % size for step in range(1, size)]
-        self._barrier = barrier
+        self._barrier = peers.barrier
         self._piece_bytes = piece_bytes
-        self._changes_sources = changes_sources
+        self._combination, self._lane = combination, lane
+        self._is_pair, self._quietly = size == 2, open_quiet()
+        # So many ranks of each node have a slice, and this rank's is kept by the size of the array.
+        self._slice_count = min(communicator.node_sizes)
+        self._slices: dict[int, slice] = {}
         self._span_pieces = max(1, across_bytes // piece_bytes)
         self._rows = np.empty((size, piece_bytes), np.uint8)
 
@@ -78,46 +79,42 @@ class DirectCopies:
         # All nodes must take the same way: across nodes, pieces of one size must meet.
         return not self._communicator.all_reduce_max(int(not is_reached))
 
-    def all_reduce(
-        self,
-        source: AnyArray,
-        total: AnyArray,
-        op: ReduceOp,
-        slice_count: int,
-        combine: Combine,
-        across_nodes: Callable[[AnyArray, ReduceOp], None],
-    ) -> None:
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. Each rank combines its slice of all ranks' arrays, and writes the result to all of them.
 
         Args:
             source: This rank's array.
             total: Takes the result; may be `source`.
             op: The operation.
-            slice_count: The number of ranks of the node that have a slice.
-            combine: Combines pieces in the order of the ranks.
-            across_nodes: Combines a piece, or several that are side by side, with the same of the other nodes.
         """
-        if self._rank < slice_count:
-            pieces = self._pieces(cut_evenly(source.size, slice_count)[self._rank], source.itemsize)
-            for first in range(0, len(pieces), self._span_pieces):
-                span = pieces[first : first + self._span_pieces]
-                for piece in span:
-                    self._combine_here(source, total, op, piece, combine)
-                result = total[span[0].start : span[-1].stop]
-                across_nodes(result, op)
-                # No other rank reads this slice of the arrays, so in place the result may go over their sources.
-                for other in self._others:
-                    self._peers.write(other, span[0].start * source.itemsize, result)
+        own = self._slices.get(source.size)
+        if own is None:
+            own = self._own_slice(source.size)
+        itemsize = source.itemsize
+        length = max(1, self._piece_bytes // itemsize)
+        # Several pieces that are side by side go across nodes at once.
+        span = length * self._span_pieces
+        for low in range(own.start, own.stop, span):
+            high = min(low + span, own.stop)
+            for begin in range(low, high, length):
+                self._combine_here(source, total, op, begin, min(begin + length, high))
+            result = total[low:high]
+            if self._lane is not None:
+                self._lane.all_reduce(result, op)
+            # No other rank reads this slice of the arrays, so in place the result may go over their sources.
+            for other in self._others:
+                self._peers.write(other, low * itemsize, result)
         # Until here other ranks write to `total`, and read `source`.
         self._barrier()
 
-    def reduce_scatter(
-        self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp, combine: Combine
-    ) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. Each rank combines its slice of all ranks' arrays."""
         own = slices_of(counts)[self._rank]
-        for piece in self._pieces(own, source.itemsize):
-            combine(self._gathered(source, piece), mine[piece.start - own.start : piece.stop - own.start], op)
+        length = max(1, self._piece_bytes // source.itemsize)
+        for begin in range(own.start, own.stop, length):
+            end = min(begin + length, own.stop)
+            sources = self._gathered(source, begin, end)
+            self._combination.combine(sources, mine[begin - own.start : end - own.start], op)
         # Until here other ranks read `source`.
         self._barrier()
 
@@ -135,32 +132,41 @@ class DirectCopies:
             self._peers.read(other, 0, gathered[slices[other]])
         self._barrier()
 
-    def _combine_here(self, source: AnyArray, total: AnyArray, op: ReduceOp, piece: slice, combine: Combine) -> None:
-        """Combine a piece of the arrays of the node's ranks into the same piece of `total`."""
-        mine = total[piece]
-        sources = self._gathered(source, piece)
+    def _combine_here(self, source: AnyArray, total: AnyArray, op: ReduceOp, begin: int, end: int) -> None:
+        """Combine the elements from `begin` to `end` of the arrays of the node's ranks into those of `total`."""
+        mine = total[begin:end]
+        sources = self._gathered(source, begin, end)
+        if self._is_pair and not (source.itemsize == 2 and is_half(source.dtype)):
+            # What `combine` comes to, without a way through it for each piece.
+            self._quietly(FUNCTIONS[op], sources[0], sources[1], out=mine)
+            return
         # In place, `mine` is this rank's source. `combine` may write its result over the first two sources, not over a
         # later one, which it has yet to read.
         result = sources[0] if self._rank > 1 and total is source else mine
-        combine(sources, result, op)
+        self._combination.combine(sources, result, op)
         if result is not mine:
             mine[...] = result
 
-    def _gathered(self, source: AnyArray, piece: slice) -> list[AnyArray]:
+    def _gathered(self, source: AnyArray, begin: int, end: int) -> list[AnyArray]:
         """The pieces of all ranks, in their order. This rank's is a copy, too, if combining changes its sources."""
-        byte_count = (piece.stop - piece.start) * source.itemsize
-        rows = [row[:byte_count].view(source.dtype) for row in self._rows]
+        own = source[begin:end]
+        # This rank's own stands for those that are read below.
+        rows = [own] * len(self._rows)
         for other in self._others:
-            self._peers.read(other, piece.start * source.itemsize, rows[other])
-        if self._changes_sources:
-            rows[self._rank][...] = source[piece]
-        else:
-            rows[self._rank] = source[piece]
+            rows[other] = row = self._rows[other][: own.nbytes].view(own.dtype)
+            self._peers.read(other, begin * own.itemsize, row)
+        if self._combination.changes_sources:
+            rows[self._rank] = copy = self._rows[self._rank][: own.nbytes].view(own.dtype)
+            copy[...] = own
         return rows
 
-    def _pieces(self, own: slice, itemsize: int) -> list[slice]:
-        pieces = cut_by_length(own.stop - own.start, max(1, self._piece_bytes // itemsize))
-        return [slice(own.start + piece.start, own.start + piece.stop) for piece in pieces]
+    def _own_slice(self, count: int) -> slice:
+        """This rank's slice of an array of `count` elements; empty where the rank has none."""
+        if len(self._slices) == _KEPT:
+            self._slices.clear()
+        mine = cut_evenly(count, self._slice_count)[self._rank] if self._rank < self._slice_count else slice(0, 0)
+        self._slices[count] = mine
+        return mine
 
 
 def piece_bytes(rank_count: int, asked: int) -> int:

@@ -1,8 +1,8 @@
 """The node backend: the ranks of a node combine arrays in memory that they share, each rank its slice.
 
 Small arrays pass through blocks of node memory (`shared_blocks.py`). Large arrays are read and written in place,
-if the system allows that (`direct_copies.py`). Across nodes all ranks of a node work at the same time: each rank
-combines its slice with the same slice of the other nodes, on its lane: by MPI, or large pieces in a ring.
+if the system allows that (`direct_copies.py`). Both combine what they have of a node's ranks, and pass it to the lane
+of this rank where there are other nodes (`lane.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray, as_bytes
-from mpidist.comm.arithmetic.combine import FUNCTIONS, combine, combined_dtype, is_half, open_quiet
-from mpidist.comm.arithmetic.compiled_sums import CompiledSum, in_order
+from mpidist.comm.arithmetic.combination import Combination
+from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half, open_quiet
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
-from mpidist.comm.arithmetic.tree_order import combine_in_tree, pairs_of_leaves
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.direct_copies import DirectCopies, piece_bytes
+from mpidist.comm.backends.lane import Lane
 from mpidist.comm.backends.mpi import MpiBackend
-from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.backends.shared_blocks import SharedBlocks
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.resource import end_all
@@ -46,7 +45,6 @@ _AT_ONCE_BYTES_OF_RANK = 1 << 17
 _RING_BYTES = 1 << 20
 # Up to this size new results of all ranks cost less than looking up what was kept.
 _SMALL_BYTES = 1 << 14
-_SUMS = (ReduceOp.SUM, ReduceOp.MEAN)
 # The number of dtypes and sizes for which views of blocks are kept.
 _KEPT = 256
 
@@ -83,30 +81,25 @@ class NodeBackend(Backend):
         self._is_one_node = len(communicator.node_sizes) == 1
         # The tree order is an order of all ranks. Lanes, which combine across nodes, do not keep it.
         in_tree = options.reproducible and self._is_one_node
-        self._combine_by_numpy = combine_in_tree if in_tree else combine
-        self._sum = CompiledSum(pairs_of_leaves if in_tree else in_order, self._size)
-        lane = communicator.open_lane()
-        self._lane = None if lane is None else MpiBackend(lane, CommunicationOptions())
-        self._ring_from = ring_from
-        self._ring = None if lane is None or ring_from is None else RingBackend(lane, CommunicationOptions())
+        self._combination = Combination(self._size, in_tree=in_tree)
+        self._lane = None if self._is_one_node else Lane(communicator, ring_from)
         # What is combined across nodes at once must not be too small for the ring.
         self._across_bytes = 0 if ring_from is None else options.bytes_per_pack or max(_RING_BYTES, ring_from)
-        self._slice_count = self._size if self._is_one_node else min(communicator.node_sizes)
-        self._blocks = SharedBlocks(communicator, options.bytes_per_pack)
+        self._slice_count = min(communicator.node_sizes)
+        self._blocks = SharedBlocks(communicator, self._combination, self._lane, options.bytes_per_pack)
         self._barrier = self._blocks.barrier
         self._buffers = SharedBuffers(communicator)
         self._has_allocated = False
-        # With two ranks the tree order is the order of the ranks.
-        self._is_in_order = not in_tree or self._size == 2
+        self._is_in_order = self._combination.is_in_order
         at_once = min(self._blocks.block_bytes, _AT_ONCE_BYTES // self._size, _AT_ONCE_BYTES_OF_RANK, direct_from - 1)
         self._at_once_bytes = at_once if self._is_one_node else 0
         self._kept: dict[tuple[np.dtype[Any], int], tuple[list[list[AnyArray]], AnyArray]] = {}
         self._spare = np.empty(self._blocks.block_bytes, np.uint8)
         self._quietly = open_quiet()
-        self._direct = self._open_direct(options.bytes_per_pack, direct_from, changes_sources=in_tree)
+        self._direct = self._open_direct(options.bytes_per_pack, direct_from)
         self.direct_from = None if self._direct is None else direct_from
 
-    def _open_direct(self, bytes_per_pack: int, direct_from: int, *, changes_sources: bool) -> DirectCopies | None:
+    def _open_direct(self, bytes_per_pack: int, direct_from: int) -> DirectCopies | None:
         """Collective. Direct copies; None if the system does not allow them."""
         peers, why_not = open_peer_memory(self.communicator, self._blocks.addresses, self._barrier)
         way = f"all arrays pass through shared blocks: {why_not}"
@@ -114,7 +107,7 @@ class NodeBackend(Backend):
         if peers is not None:
             pieces = piece_bytes(max(self.communicator.node_sizes), bytes_per_pack)
             direct = DirectCopies(
-                self.communicator, peers, self._barrier, pieces, limit=direct_from, changes_sources=changes_sources,
+                self.communicator, peers, self._combination, self._lane, pieces, limit=direct_from,
                 across_bytes=self._across_bytes,
             )
             way = f"arrays of {direct_from} bytes and above are copied directly between processes"
@@ -145,7 +138,7 @@ class NodeBackend(Backend):
             for piece in way.pieces(source):
                 self._combine_at_once(source[piece], total[piece], op)
             return
-        way.all_reduce(source, total, op, self._slice_count, self._combine, self._across_nodes)
+        way.all_reduce(source, total, op)
 
     def open_small(
         self, op: ReduceOp, dtype: np.dtype[Any], shape: tuple[int, ...]
@@ -179,26 +172,6 @@ class NodeBackend(Backend):
 
         return combine_small
 
-    def _combine(self, sources: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
-        """Combine arrays in their order, or in the tree order, which may change the sources. See `combine`."""
-        if op not in _SUMS or not self._sum.add(sources, out):
-            self._combine_by_numpy(sources, out, op)
-
-    def _across_nodes(self, array: AnyArray, op: ReduceOp) -> None:
-        """Combine an array with the same slice of the other nodes, in place."""
-        if self._lane is None or not array.size:
-            return
-        # MEAN is a sum here: the front divides once, by the number of all ranks.
-        op = ReduceOp.SUM if op is ReduceOp.MEAN else op
-        # MPI has no type for bfloat16, and adds float16 in float16.
-        wide = array.astype(combined_dtype(array.dtype, op, combines_halves=False), copy=False)
-        if self._ring is not None and self._ring_from is not None and wide.nbytes >= self._ring_from:
-            self._ring.all_reduce(wide, wide, op)
-        else:
-            self._lane.all_reduce(wide, wide, op)
-        if wide is not array:
-            array[...] = wide
-
     def all_reduce_allocated(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
         """Collective. See `Backend.all_reduce_allocated`. Each rank combines its slice and writes it to all arrays."""
         # All ranks must enter the barrier or none: the size, which all ranks share, may decide, the address may not.
@@ -214,13 +187,14 @@ class NodeBackend(Backend):
         everyones = self._buffers.arrays_at(place, source)
         if self._rank < self._slice_count:
             mine = cut_evenly(source.size, self._slice_count)[self._rank]
-            if self._is_one_node and op in _SUMS and self._sum.add_to_all([one[mine] for one in everyones]):
+            if self._is_one_node and self._combination.add_to_all([one[mine] for one in everyones], op):
                 mine = slice(0, 0)
             length = max(1, max(SHARED_BLOCK_BYTES, self._across_bytes) // source.itemsize)
             for begin in range(mine.start, mine.stop, length):
                 blocks = [one[begin : min(begin + length, mine.stop)] for one in everyones]
-                self._combine(blocks, blocks[0], op)
-                self._across_nodes(blocks[0], op)
+                self._combination.combine(blocks, blocks[0], op)
+                if self._lane is not None:
+                    self._lane.all_reduce(blocks[0], op)
                 for block in blocks[1:]:
                     block[...] = blocks[0]
         self._barrier()
@@ -245,7 +219,7 @@ class NodeBackend(Backend):
         memory.turn = 1 - memory.turn
         if not self._is_in_order or (source.dtype.itemsize == 2 and is_half(source.dtype)):
             # The tree order changes its sources, and other ranks still read the blocks.
-            self._combine([block.copy() for block in blocks], total, op)
+            self._combination.combine([block.copy() for block in blocks], total, op)
             return
         function = FUNCTIONS[op]
         quietly = self._quietly
@@ -265,8 +239,7 @@ class NodeBackend(Backend):
         return views, self._spare[: size * dtype.itemsize].view(dtype)
 
     def _end(self, *, is_collective: bool) -> None:
-        lanes = [one for one in (self._lane, self._ring) if one is not None]
-        end_all([self._mpi, *lanes], is_collective=is_collective)
+        end_all([one for one in (self._mpi, self._lane) if one is not None], is_collective=is_collective)
         # Views of node memory, which goes with the last of them.
         self._kept.clear()
         self._blocks.drop()
@@ -284,7 +257,7 @@ class NodeBackend(Backend):
             self.all_reduce(source, total, op)
             mine[...] = total[slices_of(counts)[self.communicator.rank]]
             return
-        self._way(source, source, source.nbytes).reduce_scatter(source, mine, counts, op, self._combine)
+        self._way(source, source, source.nbytes).reduce_scatter(source, mine, counts, op)
 
     def broadcast(self, data: AnyArray, root: int) -> None:
         """Collective. See `Backend.broadcast`."""

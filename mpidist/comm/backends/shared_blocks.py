@@ -5,13 +5,14 @@ The blocks stay in a cache, and the memory itself sees only the arrays. A call t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.combine import Combine
+from mpidist.comm.arithmetic.combination import Combination
 from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
+from mpidist.comm.backends.lane import Lane
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
 from mpidist.comm.memory.show_calls import open_node_barrier
@@ -33,6 +34,8 @@ class SharedBlocks:
 
     Collective. Args:
         communicator: All ranks.
+        combination: Combines the blocks of the node's ranks.
+        lane: Combines results across nodes; None where there is one node.
         bytes_per_pack: The size of a block; 0 takes the usual one.
 
     Attributes:
@@ -47,8 +50,13 @@ class SharedBlocks:
         UnavailableError: There is no memory that ranks share; on every rank.
     """
 
-    def __init__(self, communicator: Communicator, bytes_per_pack: int) -> None:
+    def __init__(
+        self, communicator: Communicator, combination: Combination, lane: Lane | None, bytes_per_pack: int
+    ) -> None:
         self._rank, size = communicator.node.rank, communicator.node.size
+        self._combination, self._lane = combination, lane
+        # So many ranks of each node have a slice.
+        self._slice_count = min(communicator.node_sizes)
         # Each rank of the node has a block, and there is one block for results.
         largest = max(communicator.node_sizes)
         asked = bytes_per_pack or min(BLOCK_BYTES, ALL_BLOCKS_BYTES // (2 * (largest + 1)))
@@ -75,19 +83,8 @@ class SharedBlocks:
         """Local. The slices of an array that pass through the blocks one after another."""
         return cut_by_length(array.size, max(1, self.block_bytes // array.itemsize))
 
-    def all_reduce(
-        self,
-        source: AnyArray,
-        total: AnyArray,
-        op: ReduceOp,
-        slice_count: int,
-        combine: Combine,
-        across_nodes: Callable[[AnyArray, ReduceOp], None],
-    ) -> None:
-        """Collective. Each rank combines its slice of all ranks' blocks, and every rank reads the result.
-
-        See `DirectCopies.all_reduce` for the arguments.
-        """
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. Each rank combines its slice of all ranks' blocks, and every rank reads the result."""
         # Behind a barrier the results of one block are there, and so are all ranks' next blocks.
         pieces = self.pieces(source)
         self._fill(source, pieces, 0)
@@ -95,19 +92,18 @@ class SharedBlocks:
         for number, piece in enumerate(pieces):
             turn, count = self.turn, piece.stop - piece.start
             result = self._results[turn][: count * source.itemsize].view(source.dtype)
-            if self._rank < slice_count:
-                mine = cut_evenly(count, slice_count)[self._rank]
+            if self._rank < self._slice_count:
+                mine = cut_evenly(count, self._slice_count)[self._rank]
                 blocks = [block[: count * source.itemsize].view(source.dtype)[mine] for block in self.blocks[turn]]
-                combine(blocks, result[mine], op)
-                across_nodes(result[mine], op)
+                self._combination.combine(blocks, result[mine], op)
+                if self._lane is not None:
+                    self._lane.all_reduce(result[mine], op)
             self.turn = 1 - turn
             self._fill(source, pieces, number + 1)
             self.barrier()
             total[piece] = result
 
-    def reduce_scatter(
-        self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp, combine: Combine
-    ) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. Each rank combines its slice of all ranks' arrays."""
         # The whole array passes through the blocks. Of each piece a rank combines what belongs to its slice.
         own = slices_of(counts)[self._rank]
@@ -119,7 +115,7 @@ class SharedBlocks:
             if low < high:
                 count = piece.stop - piece.start
                 blocks = [block[: count * source.itemsize].view(source.dtype) for block in self.blocks[self.turn]]
-                combine(
+                self._combination.combine(
                     [block[low - piece.start : high - piece.start] for block in blocks],
                     mine[low - own.start : high - own.start], op,
                 )

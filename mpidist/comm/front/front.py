@@ -98,6 +98,11 @@ class CollectiveFront(Resource):
             if order.key is self._small_key and not in_place:
                 order.is_under_way = self._under_way
                 result = self._small(array)
+            elif array.nbytes <= _COPIED_BYTES and not in_place and not self._shows_calls and (
+                small := self._smalls.get(order.key)
+            ):
+                order.is_under_way, self._small_key, self._small = self._under_way, order.key, small
+                result = small(array)
             else:
                 result = self._all_reduce_begun(array, op, in_place)
         except BaseException as error:
@@ -145,10 +150,7 @@ class CollectiveFront(Resource):
             if len(self._smalls) == _KEPT:
                 self._smalls.clear()
             self._smalls[key] = self._way(array.dtype, op).open_small(op, array.dtype, array.shape)
-        small = self._smalls[key]
-        if small is not None and not self._shows_calls:
-            self._small_key, self._small = key, small
-        return small
+        return self._smalls[key]
 
     def _all_reduce_converted(self, array: AnyArray, op: ReduceOp, in_place: bool) -> AnyArray:
         check_reducible(array, op)

@@ -49,6 +49,9 @@ class PeerMemory:
         rank: This rank among them.
         table: An array of int64 and shape (ranks, 3) in node memory. Each rank shows the others its addresses there.
         barrier: The barrier of the node.
+
+    Attributes:
+        barrier: As given.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class PeerMemory:
         # A memoryview gives Python numbers. Reading a row as a NumPy array takes five times as long.
         self._table = table.data.cast("B").cast("q")
         self._own_row = address_of(table[rank])
-        self._barrier = barrier
+        self.barrier = barrier
         self._sources: list[int] = []
         self._targets: list[int] = []
         self._here, self._there = _Span(), _Span()
@@ -91,7 +94,7 @@ class PeerMemory:
             shown = [0, 0]
         table, begin = self._table, 3 * self._rank
         table[begin], table[begin + 1], table[begin + 2] = *shown, byte_count
-        self._barrier()
+        self.barrier()
         rows = table.tolist()
         self._sources, self._targets, byte_counts = rows[::3], rows[1::3], rows[2::3]
         if len(set(byte_counts)) > 1:

@@ -45,7 +45,9 @@ def test_each_node_sends_the_same(communicator: Communicator, is_allocated: bool
     collective.all_reduce(mine, in_place=True)
     np.testing.assert_array_equal(mine, expected)
     assert isinstance(collective.backend, NodeBackend)
-    ring = collective.backend._ring
+    lane = collective.backend._lane
+    assert lane is not None
+    ring = lane._ring
     # One rank of each node has the lane.
     assert (ring is None) == (laid_out.open_lane() is None)
     if ring is not None:
