@@ -255,7 +255,7 @@ FAULTS = (
     ),
     Fault(
         "an interrupt tears a message of the chief apart", "strategy/parameter_server/strategy.py",
-        "station.whole = Whole(self.communicator.order)", "pass",
+        "station.whole = Whole(replicas.communicator.order)", "pass",
         "unit/coordinator/test_one_process_coordinator.py::test_an_interrupt_comes_between_functions",
     ),
     Fault(

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.step.accumulator import Accumulator
+from mpidist.variables.step.alarm import Alarm
+from mpidist.variables.step.average import MovingAverage
 from mpidist.variables.step.compressed_step import CompressionErrors
 from mpidist.variables.step.gradient import copy_of, require_same_gradients, take_rows, write_gradient
 from mpidist.variables.step.limits import Limits, Squares, squares_of
@@ -33,15 +35,6 @@ from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
 from mpidist.variables.update.overflow import infinite_count, overflow_text
 from mpidist.variables.variable import Gradient, Slot
-
-if TYPE_CHECKING:
-    from mpidist.variables.step.accumulator import Accumulator
-    from mpidist.variables.step.alarm import Alarm
-    from mpidist.variables.step.average import MovingAverage
-else:
-    Accumulator = at_first_use("mpidist.variables.step.accumulator", "Accumulator")
-    MovingAverage = at_first_use("mpidist.variables.step.average", "MovingAverage")
-    Alarm = at_first_use("mpidist.variables.step.alarm", "Alarm")
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
 # updates these variables. It gives False, on every rank, if a gradient was not finite and nothing was updated.
