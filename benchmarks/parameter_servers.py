@@ -85,11 +85,10 @@ class Answers:
         self.prepared = 0
         self.has_ended = False
 
-    def take(self, _: int, message: Message) -> bool:
-        """See `Role.take`."""
+    def take(self, _: int, message: Message) -> None:
+        """Take note of one of them."""
         self.prepared += isinstance(message, Prepared)
         self.has_ended |= isinstance(message, Call)
-        return True
 
 
 def doorbell(communicator: Communicator, way: str, count: int) -> float:
@@ -99,11 +98,12 @@ def doorbell(communicator: Communicator, way: str, count: int) -> float:
     station, answers = Station(window, str, lambda rank: Key("", rank, ""), frozenset({0, last})), Answers()
     found = 0.0
     if rank == last:
-        station.roles = [VariableServer(station, 0, slots_of(1 << 20, [0], None), 0), answers]
+        VariableServer(station, 0, slots_of(1 << 20, [0], None), 0)
+        station.route([(Call, "end")], answers.take)
         while not answers.has_ended:
             station.step(0.05)
     elif rank == 0:
-        station.roles = [answers]
+        station.route([Prepared], answers.take)
         times = []
         for number in range(1, count + 1):
             begin = time.perf_counter()

@@ -57,6 +57,11 @@ class Notice:
             self.reason = reason
             self.on_first()
 
+    def take(self) -> int:
+        """Local. The reason, which is forgotten: the next one is noted again."""
+        reason, self.reason = self.reason, 0
+        return reason
+
     def passed_milliseconds(self) -> int:
         """Local. The time since then."""
         return int((self._clock() - self.since) * 1e3) if self.reason else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
@@ -22,12 +21,9 @@ from mpidist.coordinator.worker_datasets import DataSets
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
 from mpidist.parameter_server.chief.chief import Chief
-from mpidist.parameter_server.protocol.messages import Message, Send
+from mpidist.parameter_server.chief.decisions import Pending, Scheduler
 from mpidist.parameter_server.protocol.sent_errors import portable
-from mpidist.parameter_server.protocol.signal_relay import others_of
-from mpidist.parameter_server.queue.closures import QUEUE_SIZE, Action, Closures
-from mpidist.parameter_server.queue.iterations import Iterations
-from mpidist.parameter_server.queue.synchronous import versions_of
+from mpidist.parameter_server.queue.closures import QUEUE_SIZE
 from mpidist.parameter_server.queue.work import MAX_DEATHS, ClosureEnd, End, rules_of
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.variable import BaseVariable
@@ -89,31 +85,22 @@ class ClusterCoordinator(FixedAttributes):
         # `__new__` has looked.
         self._chief = cast(Chief, strategy.chief)
         self._station = self._chief.station
-        self._chief.commits.iterations = Iterations(self._chief.optimizers)
-        self._versions = versions_of(strategy.pace, len(strategy.roles.workers))
-        self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch, self._versions)
-        self._values: dict[int, RemoteValue] = {}
+        self._queue = self._chief.queue
         self._builds = LateBuilds(strategy, self._chief, self._station, self._find)
-        self._names = Names(strategy, self._chief, self._values, self._builds)
+        self._names = Names(strategy, self._chief, self._builds)
         self._functions = SentFunctions(Naming(self._names.handle_of, self._names.name_of, self._chief.dropped.note))
         # An error that the program has got from a value.
         self._told: ClosureEnd | None = None
         self._data_sets = DataSets(
-            self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
+            self._resource, self._make_again, self._wait_for_made, self._queue, self._is_at_end,
             strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],
         )
         self._membership = Membership(
-            strategy, self._closures, self._data_sets, self._station, self._do, self._builds, closure_timeout
+            strategy, self._chief, self._data_sets, self._builds, closure_timeout
         )
-        self._waits = ChiefWaits(self._closures, self._membership.place_of, strategy.invitation)
-        self._chief.closures = self._take
-        self._chief.watch = self._watch
-        others_of(self._station).follow(self.join, self._closures.counts)
-        self._chief.dropped.discard = self._discard
-        self._chief.dropped.forget_unused = self._functions.forget
-        now = time.monotonic()
-        for worker in strategy.places.ranks:
-            self._do(self._closures.joined(worker, now))
+        self._waits = ChiefWaits(self._queue, self._membership.place_of, strategy.invitation)
+        scheduler = Scheduler(self._watch, self.join, self._names.discard, self._functions.forget)
+        self._chief.begin(scheduler, strategy.places.ranks, queue_size, closure_timeout, prefetch=prefetch)
         if not strategy.roles.is_one_process:
             keep_going(self, self._chief.lock)
         self._settle(ClusterCoordinator)
@@ -159,10 +146,11 @@ class ClusterCoordinator(FixedAttributes):
         with self._chief.lock:
             self._raise_error()
             self._chief.settle()
-            with self._waits:
-                while self._closures.is_full:
-                    self._step()
-                    self._raise_error()
+            if self._queue.is_full:
+                with self._waits:
+                    while self._queue.is_full:
+                        self._step()
+                        self._raise_error()
             try:
                 work, inputs = self._functions.work(fn, *arguments)
             except EndOfDataError as error:
@@ -170,11 +158,7 @@ class ClusterCoordinator(FixedAttributes):
                 value = self._value(0)
                 value.set(ClosureEnd(0, End.AT_END, portable(error)))
                 return value
-            with self._station.whole:
-                number, actions = self._closures.schedule(work, rules, time.monotonic(), inputs)
-                value = self._values[number] = self._value(number)
-                self._do(actions)
-            return value
+            return self._chief.schedule(work, rules, inputs, self._value)
 
     def join(self) -> None:
         """Local. Return when all functions have ended.
@@ -184,7 +168,7 @@ class ClusterCoordinator(FixedAttributes):
             DeadRankError: All workers, or a server, are dead.
         """
         with self._chief.lock, self._waits:
-            while not self._closures.is_done:
+            while not self._queue.is_done:
                 self._raise_error()
                 self._step()
             self._raise_error()
@@ -193,11 +177,11 @@ class ClusterCoordinator(FixedAttributes):
         """Local. Whether all functions have ended; raises as `join`."""
         with self._chief.lock:
             # After an error nothing more begins.
-            while self._closures.error is None and (self._act() or self._end_round()):
+            while self._queue.error is None and (self._act() or self._end_round()):
                 pass
             self._membership.look()
             self._raise_error()
-            return self._closures.is_done
+            return self._queue.is_done
 
     @property
     def late_updates(self) -> int:
@@ -205,7 +189,7 @@ class ClusterCoordinator(FixedAttributes):
 
         Functions of such updates have their values, and what they have changed otherwise counts.
         """
-        return self._versions.late
+        return self._queue.versions.late
 
     def fetch(self, val: Any) -> Any:
         """Local. The values of all `RemoteValue`s in a nest; waits for them.
@@ -247,12 +231,12 @@ class ClusterCoordinator(FixedAttributes):
         """See `PerWorkerValues.is_at_end`."""
         with self._chief.lock:
             self._catch_up()
-            return self._closures.is_at_end(data)
+            return self._queue.is_at_end(data)
 
     def _wait_for_made(self, number: int) -> None:
         """Wait until all workers have made their value of a number."""
         with self._chief.lock, self._waits:
-            while self._closures.resources.is_building(number):
+            while self._queue.resources.is_building(number):
                 self._step()
 
     # ------------------------------------------------------------------ inside
@@ -266,11 +250,11 @@ class ClusterCoordinator(FixedAttributes):
             self._chief.settle()
             work, inputs = self._functions.work(fn, args, kwargs)
             while inputs:
-                self._wait_for(self._values[inputs[0]])
+                self._wait_for(self._chief.values[inputs[0]])
                 work, inputs = self._functions.work(fn, args, kwargs)
             with self._station.whole:
-                number, sends = self._closures.resources.build(work)
-                self._do(list(sends))
+                number, sends = self._queue.resources.build(work)
+                self._chief.do(sends)
                 made = values(number)
                 self._chief.dropped.note(made, "resource", number)
         return made
@@ -280,19 +264,14 @@ class ClusterCoordinator(FixedAttributes):
         with self._chief.lock:
             work, _ = self._functions.work(fn, args, {})
             with self._station.whole:
-                self._do(self._closures.resources.build_again(number, work))
-
-    def _discard(self, kind: str, number: int) -> list[Send]:
-        """See `Dropped.discard`."""
-        self._names.discard(kind, number)
-        return self._closures.discard(kind, number)
+                self._chief.do(self._queue.resources.build_again(number, work))
 
     def _value(self, number: int) -> RemoteValue:
         return RemoteValue(number, self._wait_for, self._find, self._look, self._note_told)
 
     def _note_told(self, end: ClosureEnd) -> None:
         """The program has got the error of a value: the next call does not raise it again."""
-        first = self._closures.error
+        first = self._queue.error
         # Also as that of a function which takes the value of the failed one.
         if first is not None and first.payload is end.payload:
             self._told = first
@@ -303,22 +282,6 @@ class ClusterCoordinator(FixedAttributes):
         if variable is None:
             raise RuntimeError("a function has returned a variable that the program has dropped: keep the variable")
         return variable
-
-    def _take(self, sender: int, message: Message) -> bool:
-        """See `Role.take`."""
-        actions = self._closures.take(sender, message, time.monotonic())
-        if actions is None:
-            return self._builds.take(sender, message)
-        self._do(actions)
-        return True
-
-    def _do(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Send):
-                if action.rank not in self._station.lost:
-                    self._station.send(action)
-            elif isinstance(action, ClosureEnd):
-                self._values.pop(action.closure).set(action)
 
     def _step(self) -> None:
         """Go on for a moment, or wait for a message."""
@@ -338,8 +301,8 @@ class ClusterCoordinator(FixedAttributes):
     def _end_round(self) -> bool:
         """Let updates count that wait for others, if none comes before the program goes on; whether there were some."""
         with self._station.whole:
-            actions = self._closures.end_round()
-            self._do(actions)
+            actions = self._queue.end_round()
+            self._chief.do(actions)
         return bool(actions)
 
     def _catch_up(self) -> None:
@@ -355,7 +318,7 @@ class ClusterCoordinator(FixedAttributes):
                 pass
             self._membership.look()
         except BaseException as error:  # the program's own thread raises it
-            self._membership.failure = error
+            self._membership.fail(error)
 
     def _watch(self) -> None:
         # `join` raises it: all workers are dead, and a checkpoint is saved.
@@ -367,7 +330,7 @@ class ClusterCoordinator(FixedAttributes):
         if self.strategy.roles.is_one_process and self._chief.here() is self._chief and not self.strategy.is_closed:
             self._act()
 
-    def _wait_for(self, value: RemoteValue) -> None:
+    def _wait_for(self, value: Pending) -> None:
         with self._chief.lock, self._waits:
             while not value.is_done:
                 self._step()
@@ -379,15 +342,15 @@ class ClusterCoordinator(FixedAttributes):
 
     def _raise_error(self) -> None:
         self._raise_failure()
-        end = self._closures.error
+        end = self._queue.error
         if end is None:
             return
         with self._station.whole:
-            self._do(self._closures.cancel())
-        while self._closures.in_flight:
+            self._chief.do(self._queue.cancel())
+        while self._queue.in_flight:
             self._step()
         with self._station.whole:
-            self._closures.take_error()
+            self._queue.take_error()
             told, self._told = self._told, None
             if told is not end:
                 raise error_of(end)
@@ -396,4 +359,4 @@ class ClusterCoordinator(FixedAttributes):
         raise TypeError("it is of this process alone")
 
     def __repr__(self) -> str:
-        return f"<mpidist.coordinator.ClusterCoordinator of {len(self._closures.workers)} workers>"
+        return f"<mpidist.coordinator.ClusterCoordinator of {len(self._queue.workers)} workers>"

@@ -43,6 +43,7 @@ class LateBuilds:
         self._keys: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count(1)
         self._asked: list[tuple[int, Call]] = []
+        station.route([(Call, BUILD)], self.take)
 
     def key_of(self, optimizer: Optimizer) -> int:
         """Local. The number by which workers ask for an optimizer."""
@@ -52,15 +53,13 @@ class LateBuilds:
             self._optimizers[key] = optimizer
         return key
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. Take note of a worker that asks; returns whether the message is one of these."""
-        if not isinstance(message, Call) or message.name != BUILD:
-            return False
-        self._asked.append((sender, message))
+    def take(self, sender: int, message: Message) -> None:
+        """Local. Take note of a worker that asks."""
+        if isinstance(message, Call):
+            self._asked.append((sender, message))
         if self._is_one_process:
-            # It waits for the answer.
+            # It waits for the answer, and nobody else looks.
             self.look()
-        return True
 
     def look(self) -> None:
         """Local. Answer those who have asked. Not while a message is taken: servers are asked meanwhile."""

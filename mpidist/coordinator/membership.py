@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 
 from mpidist.coordinator.late_builds import LateBuilds
 from mpidist.coordinator.worker_datasets import DataSets
 from mpidist.errors import DeadRankError
 from mpidist.failures.deaths import WATCH, Process
 from mpidist.failures.peers import Key
-from mpidist.parameter_server.protocol.endpoint import Station
-from mpidist.parameter_server.queue.closures import Action, Closures
+from mpidist.parameter_server.chief.chief import Chief
 from mpidist.strategy.parameter_server.invitation import Invitation
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
@@ -24,10 +22,8 @@ class Membership:
 
     Args:
         strategy: The strategy of the chief.
-        closures: The closures of the coordinator.
-        data_sets: Likewise.
-        station: The station of the chief.
-        do: Does what the closures ask for.
+        chief: The chief of the strategy: its queue has the workers.
+        data_sets: The data sets of workers.
         builds: Answers what workers ask.
         closure_timeout: As of the coordinator, for texts.
 
@@ -37,17 +33,21 @@ class Membership:
     """
 
     def __init__(
-        self, strategy: ParameterServerStrategy, closures: Closures, data_sets: DataSets, station: Station,
-        do: Callable[[Sequence[Action]], None], builds: LateBuilds, closure_timeout: float | None,
+        self, strategy: ParameterServerStrategy, chief: Chief, data_sets: DataSets, builds: LateBuilds,
+        closure_timeout: float | None,
     ) -> None:
         self._strategy = strategy
-        self._closures = closures
+        self._closures = chief.queue
         self._data_sets = data_sets
-        self._station = station
-        self._do = do
+        self._station = chief.station
+        self._do = chief.do
         self._builds = builds
         self._timeout = closure_timeout or 0.0
         self.failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Local. Note why the coordinator can go on no more: the program's own thread raises it."""
+        self.failure = error
 
     def place_of(self, rank: int) -> tuple[str, Key]:
         """Local. The name of a rank, and its process."""

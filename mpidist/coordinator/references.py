@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,17 +41,15 @@ class Names:
     Args:
         strategy: The strategy of the coordinator.
         chief: The chief of the strategy.
-        values: The values of closures that have not ended, by their numbers.
         builds: The optimizers that are built when workers ask.
     """
 
     def __init__(
-        self, strategy: ParameterServerStrategy, chief: Chief, values: Mapping[int, RemoteValue], builds: LateBuilds
+        self, strategy: ParameterServerStrategy, chief: Chief, builds: LateBuilds
     ) -> None:
         self._builds = builds
         self._strategy = strategy
         self._chief = chief
-        self._values = values
         # What workers are sent once, by kind and number.
         self._names: dict[tuple[str, int], Name] = {}
 
@@ -72,7 +70,7 @@ class Names:
         if isinstance(given, PerWorkerValues):
             return "resource", given.number
         if isinstance(given, RemoteValue):
-            return "input" if self._values.get(given.number) is given else "value", given.number
+            return "input" if self._chief.values.get(given.number) is given else "value", given.number
         if isinstance(given, OwnContext):
             return ("context",)
         if given is self._strategy:

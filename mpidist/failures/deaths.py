@@ -27,13 +27,10 @@ from mpidist.failures.waits import FORKED, LEFT
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.launch import is_under_hydra as _is_under_hydra
 
-# An error of MPI may come before the news of the death that is its cause.
-_NEWS_SECONDS = 1.0
+_NEWS_SECONDS = 1.0  # an error of MPI may come before the news of the death that is its cause
 _UNKNOWN = "a rank on another host"
-# What MPI reports may be a death without a rank.
-SOME_RANK = "a rank"
-# In `dead`, where this process itself makes no calls with others any more.
-_APART = "this process"
+SOME_RANK = "a rank"  # what MPI reports may be a death without a rank
+_APART = "this process"  # in `dead`, where this process itself makes no calls with others any more
 # After a death the program's own thread has so long to find out and to raise an error, where it can be caught. Then a
 # thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
 DISCOVERY_SECONDS = 3.0
@@ -61,11 +58,9 @@ def this_process(host: str) -> Process:
     Args:
         host: The name of this host.
     """
-    try:
+    namespace = ""  # nobody watches a process without one
+    with contextlib.suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        # Nobody watches a process without one.
-        namespace = ""
     return Process(host, os.getpid(), namespace)
 
 
@@ -100,6 +95,14 @@ class DeathWatch:
         self._is_taking = self._has_hook = False
         self._bell = -1
         self._heard: dict[int, list[Callable[[], None]]] = {}
+
+    def note_raised(self) -> None:
+        """Local. The program is about to be told by an error; other threads than its own do not count."""
+        self.was_raised = self.was_raised or threading.current_thread() is threading.main_thread()
+
+    def note_end(self) -> None:
+        """Local. The program has come to its end: processes end one after another, and no death matters any more."""
+        self.needed, self.is_over = frozenset(), True
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
         """Local. Begin to care.
@@ -346,11 +349,7 @@ class DeathWatch:
         Args:
             at_end: The program has come to its end, where its own handler runs no more, either. Else that one stays.
         """
-        if at_end or signal.getsignal(signal.SIGUSR1) is self._handler:
-            self._ignore_notices()
-
-    def _ignore_notices(self) -> None:
-        if _is_under_hydra():
+        if (at_end or signal.getsignal(signal.SIGUSR1) is self._handler) and _is_under_hydra():
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 

@@ -109,7 +109,7 @@ FAULTS = (
     Fault(
         "a function that was sent ahead runs since its worker began the one before",
         "parameter_server/queue/worker_table.py",
-        "        worker.running.pop(0)\n        worker.since = now\n", "        worker.running.pop(0)\n",
+        "        self.running.pop(0)\n        self.since = now\n", "        self.running.pop(0)\n",
         AGAIN + "the_time_of_a_function_that_was_sent_ahead_begins_with_it",
     ),
     Fault(

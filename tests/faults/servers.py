@@ -153,7 +153,8 @@ FAULTS = (
     ),
     Fault(
         "a signal is told again and again", "parameter_server/protocol/signal_relay.py",
-        "            self._notice.reason = 0\n", "", SIGNALS + "each_signal_is_told_once_and_a_second_one_too",
+        "reason = self._notice.take()", "reason = self._notice.reason",
+        SIGNALS + "each_signal_is_told_once_and_a_second_one_too",
     ),
     Fault(
         "a second long wait is not reported", "parameter_server/protocol/awaited_ranks.py",

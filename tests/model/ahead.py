@@ -92,7 +92,7 @@ class _Walk:
         self.ahead = job.ahead(station, self.known, lambda: self.waiting[0] if self.waiting else None)
         # One process has nobody to share its window with: no thread begins.
         self.ahead._is_possible = True
-        self.ahead.turn.share = lambda act: None  # type: ignore[method-assign]
+        self.ahead.lock.share = lambda act: None  # type: ignore[method-assign]
         if job.is_sharded:
             self.ahead.note_shards((0, 1))
 

@@ -33,7 +33,7 @@ from mpidist.errors import RankError
 from mpidist.failures.ending import agree_on_exit
 from mpidist.failures.exit_code import leave_later, number_of
 from mpidist.parameter_server.chief.chief import Chief
-from mpidist.parameter_server.protocol.signal_relay import Others, others_of
+from mpidist.parameter_server.protocol.signal_relay import Others
 
 # Of the communicator on which ranks tell each other what they know.
 PURPOSE = "preemption"
@@ -375,7 +375,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
 def _others(found: Found) -> Others | None:
     """The other processes of a job with parameter servers, of which this one is the chief."""
     home = found.servers()
-    return others_of(home.station) if isinstance(home, Chief) else None
+    return home.others if isinstance(home, Chief) else None
 
 
 def _manager(given: Any, directory: Any) -> CheckpointManager:

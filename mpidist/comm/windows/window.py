@@ -51,6 +51,10 @@ class Window(Resource, Protocol):
     is_for_threads: bool = True
     closed: str = "this window is closed: open another one, on all ranks"
 
+    def explain_end(self, text: str) -> None:
+        """Local. Have this text as that of the error after the end."""
+        self.closed = text
+
     def get(self, rank: int, offset: int, into: AnyArray) -> None:
         """Local. Begin to read a rank's heap.
 

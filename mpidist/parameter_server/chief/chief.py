@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import pickle
-import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,25 +18,19 @@ from mpidist import context
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.group.communicator import Communicator
-from mpidist.comm.windows.window import require_open
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.parameter_server.chief.dropped_objects import Dropped
+from mpidist.parameter_server.chief.decisions import WRITE, Decisions
 from mpidist.parameter_server.chief.exit_code_file import ExitCodeFile
-from mpidist.parameter_server.chief.making import VariableMaker
 from mpidist.parameter_server.chief.plan import ServedPlan, require_plannable
-from mpidist.parameter_server.chief.rates import rate_of
 from mpidist.parameter_server.chief.shards import cells_of
-from mpidist.parameter_server.heap.layout import Heaps, Slots
+from mpidist.parameter_server.heap.layout import Slots
 from mpidist.parameter_server.heap.new_variables import Drawn
 from mpidist.parameter_server.heap.push_slot import Pushed
 from mpidist.parameter_server.heap.rows import SCATTER, pack, read_rows
 from mpidist.parameter_server.heap.versioned_read import read_whole
 from mpidist.parameter_server.protocol.endpoint import Station
-from mpidist.parameter_server.protocol.messages import OWN_WRITE, Applied, CutDone, Message
-from mpidist.parameter_server.protocol.thread_guard import OwnersLock
-from mpidist.parameter_server.queue.commits import Commits, numbered
+from mpidist.parameter_server.queue.staleness import Versions
 from mpidist.variables.kinds.served import ServedHome, ServedPlace, ServedSum, ServedVariable
 from mpidist.variables.kinds.sharded import ShardedVariable, served_parts
 from mpidist.variables.making.creation import traits_of
@@ -49,75 +43,41 @@ from mpidist.variables.variable import BaseVariable, Read, UpdatePlan
 
 # A restored variable is read and sent in pieces of this size.
 _LOAD_BYTES = 16 << 20
-_WAIT_SECONDS = 0.005
-# Servers that are waited for are to do this.
-_WRITE = "apply a write of the program"
 
 
-class Chief(ServedHome):
+class Chief(Decisions, ServedHome):
     """The coordinator's home of variables.
 
     Args:
         station: The station of this process.
-        rank: The rank of this process.
         servers: The ranks of the servers.
         slots: The slots of each heap.
-        is_one_process: Whether this process is worker and server, too.
+        versions: As of `Decisions`.
+        strategy: The strategy whose home this is.
+        partitioner: Says into how many shards a variable is cut.
+        worker: The home of variables as functions see it, where they run in this process.
 
     Attributes:
-        station: As given.
-        commits: The order of all changes.
-        lock: Held by the thread that uses the station.
-        closures: Takes the messages about closures, if there is a coordinator of closures.
-        watch: Looks for workers that are lost, while this process waits for a cut.
-        optimizers: The optimizers by their numbers, as far as closures use them.
+        strategy: As given.
+        partitioner: As given.
         exit_code_file: Beside the first checkpoint of its variables.
         variables: The variables by the kind and the number of their handles.
-        partitioner: Says into how many shards a variable is cut.
-        dropped: Gives back what the program has dropped.
-        worker: The home of variables as functions see it, where they run in this process.
     """
 
     def __init__(
-        self, station: Station, rank: int, servers: Sequence[int], slots: Slots, *, is_one_process: bool
+        self, station: Station, servers: Sequence[int], slots: Slots, versions: Versions, *, strategy: Any,
+        partitioner: Partitioner | None = None, worker: ServedHome | None = None,
     ) -> None:
+        super().__init__(station, servers, slots, versions)
         self.exit_code_file = ExitCodeFile()
         self.communicator: Communicator = self.exit_code_file
-        self.strategy: Any = None
-        self.station = station
-        self.lock = OwnersLock(is_alone=is_one_process)
-        self.closures: Callable[[int, Message], bool] | None = None
-        self.watch: Callable[[], None] = lambda: None
-        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self.strategy: Any = strategy
+        self.partitioner = partitioner
         self.variables: weakref.WeakValueDictionary[tuple[str, int], BaseVariable] = weakref.WeakValueDictionary()
-        self.partitioner: Partitioner | None = None
-        self.worker: ServedHome | None = None
-        self.commits = Commits(rank, servers, self._rate, self._name_of_optimizer)
-        self._rank = rank
+        self._worker = worker
         self._slots = slots
-        self._is_one_process = is_one_process
-        self._heaps = Heaps({server: station.window.heap_sizes[server] for server in servers}, slots, station.name_of)
         self._beside: int | None = None
-        # What came about closures in a pause.
-        self._held: list[tuple[int, Message]] | None = None
-        self._is_deciding = False
         self._plans = 0
-        self._maker = VariableMaker(station, slots.end, self._heaps.give)
-        self.dropped = Dropped(station, self.commits, self._heaps.give, self._maker.finish)
-
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`."""
-        if self.closures is not None and self._held is None:
-            return self.closures(sender, message)
-        if isinstance(message, Applied) and message.attempt == OWN_WRITE:
-            self.commits.written(sender, message.closure, message.error)
-        elif isinstance(message, CutDone):
-            self.commits.cut_done(sender, message)
-        elif self._held is not None:
-            self._held.append((sender, message))
-        else:
-            return False
-        return True
 
     def create_variable(
         self,
@@ -186,8 +146,10 @@ class Chief(ServedHome):
         )
         place = take()
         if place is None:
-            self.dropped.collect()
-            self._wait_for_cut()
+            # What stands in circles, or in functions that are kept for their next use.
+            self._scheduler.forget_unused()
+            gc.collect()
+            self.wait_for_cut()
             self.dropped.let_go()
             place = take()
         if place is None:
@@ -198,22 +160,6 @@ class Chief(ServedHome):
         self.variables["variable", place.number] = variable
         self.dropped.note(variable, "variable", place.number, place)
         return variable
-
-    def settle(self) -> None:
-        """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
-        self.require_decided()
-        require_open(self.station.window)
-        self.dropped.let_go()
-        self._wait_for_writes(self.commits.servers)
-
-    def _wait_for_writes(self, servers: Iterable[int]) -> None:
-        self._maker.finish()
-        for server in filter(self.commits.unwritten, servers):
-            with self.station.awaited((server,), _WRITE):
-                while self.commits.unwritten(server):
-                    self.station.step(_WAIT_SECONDS)
-                    if not self._is_deciding:
-                        self.watch()
 
     def plan(
         self, variables: Sequence[BaseVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
@@ -256,7 +202,7 @@ class Chief(ServedHome):
     def here(self) -> ServedHome:
         """Local. See `ServedHome.here`: by a class or a module functions name variables of this one."""
         entry = context.innermost()
-        return self if self.worker is None or entry is None or entry.home is not self.worker else self.worker
+        return self if self._worker is None or entry is None or entry.home is not self._worker else self._worker
 
     def pull(self, place: ServedPlace) -> AnyArray:
         """Local. See `ServedHome.pull`; with all that this process has written."""
@@ -269,12 +215,12 @@ class Chief(ServedHome):
         with self.lock:
             self.require_decided()
             self._maker.finish()
-            while self._is_one_process and self.station.step():
+            while self.is_one_process and self.station.step():
                 pass  # its own worker uses the same slots
-            with self.station.awaited([*filter(self.commits.unwritten, self.commits.servers)], _WRITE):
+            with self.station.awaited([*filter(self.commits.unwritten, self.commits.servers)], WRITE):
                 while (slot := self.commits.free_slot()) is None:
                     self.station.step(0.05)
-            offset = self._slots.offset(self._rank, slot)
+            offset = self._slots.offset(self.commits.rank, slot)
             pushed = Pushed(self.station, place.server, offset, self._slots.slot_bytes)
             pushed.add(kind, place.number, array)
             pushed.close()
@@ -303,7 +249,7 @@ class Chief(ServedHome):
     def load(self, place: ServedPlace, read: Read) -> None:
         """Local. See `ServedHome.load`. It goes one-sidedly into the buffer that is not shown."""
         with self.pause():
-            self._wait_for_cut()
+            self.wait_for_cut()
             self._maker.finish()
             buffer = self.station.call(place.server, "begin", place.number)
             dtype = np.dtype(place.dtype)
@@ -315,83 +261,25 @@ class Chief(ServedHome):
                     self.station.window.flush(place.server)
             self.station.call(place.server, "show", place.number)
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Local. See `ServedHome.pause`. Messages about closures are kept until its end."""
-        with self.lock:
-            if self._held is not None:
-                yield
-                return
-            self._held = []
-            try:
-                yield
-            finally:
-                held, self._held = self._held, None
-                for sender, message in held:
-                    self.take(sender, message)
-
     def begin_cut(self, shares: Mapping[int, Any]) -> None:
         """Local. See `ServedHome.begin_cut`."""
         with self.lock:
-            self._wait_for_cut()
+            self.wait_for_cut()
             self._maker.finish()
             for send in self.commits.cut({server: pickle.dumps(share) for server, share in shares.items()}):
                 self.station.send(send)
 
     def end_cut(self) -> dict[int, Any]:
         """Local. See `ServedHome.end_cut`. Closures go on meanwhile."""
-        self._wait_for_cut()
+        self.wait_for_cut()
         saved = self.commits.saved.items()
         outcomes = {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}
         # A server without a share has nothing to say.
         return {server: outcome for server, outcome in outcomes.items() if outcome is not None}
 
-    def _wait_for_cut(self) -> None:
-        if not self.commits.saving:
-            return
-        with self.station.awaited(self.commits.saving, "save a checkpoint"):
-            while self.commits.saving:
-                with self.lock:
-                    self.station.step(_WAIT_SECONDS)
-                    self.watch()
-                if self._is_one_process:
-                    # Its window does not wait.
-                    time.sleep(_WAIT_SECONDS)
-
     def device_of(self, place: ServedPlace) -> str:
         """Local. See `ServedHome.device_of`."""
         return f"/job:ps/replica:0/task:{self.commits.servers.index(place.server)}/device:CPU:0"
-
-    def _rate(self, optimizer: int, iteration: int) -> float:
-        """The learning rate of a step that is about to be committed."""
-        stepping = self.optimizers[optimizer]
-        if isinstance(stepping.learning_rate, float):
-            # Nothing of the program's runs.
-            return rate_of(stepping, iteration)
-        with self._deciding():
-            return rate_of(stepping, iteration)
-
-    @contextlib.contextmanager
-    def _deciding(self) -> Iterator[None]:
-        """Surround a schedule. It may read variables, and wait: what comes meanwhile is for after the decision."""
-        held, self._held, self._is_deciding = self._held, [], True
-        try:
-            yield
-        finally:
-            came, self._held, self._is_deciding = self._held, held, False
-            self.station.put_back(came)
-
-    def require_decided(self) -> None:
-        """Local. Raise RuntimeError inside a schedule: it would wait for what waits for its end."""
-        if self._is_deciding:
-            raise RuntimeError(
-                "a learning rate schedule uses the ClusterCoordinator, or writes a variable, while an update waits for "
-                "the rate: let it compute the rate from its step, and from what it reads of variables"
-            )
-
-    def _name_of_optimizer(self, optimizer: int) -> str:
-        known = self.optimizers.get(optimizer)
-        return numbered(optimizer) if known is None else known.name
 
     def _is_whole(self) -> bool:
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,21 +20,18 @@ class Dropped:
         commits: The order of all changes.
         give: Gives the memory of a variable back.
         finish: Has servers make what they have not been told of; they forget nothing that they do not know.
-
-    Attributes:
         discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
-        forget_unused: Lets go of functions that are kept for their next use.
     """
 
     def __init__(
-        self, station: Station, commits: Commits, give: Callable[[ServedPlace], None], finish: Callable[[], None]
+        self, station: Station, commits: Commits, give: Callable[[ServedPlace], None], finish: Callable[[], None],
+        discard: Callable[[str, int], Sequence[Send]],
     ) -> None:
-        self.discard: Callable[[str, int], Sequence[Send]] = lambda _, __: ()
-        self.forget_unused: Callable[[], None] = lambda: None
         self._station = station
         self._commits = commits
         self._give = give
         self._finish = finish
+        self._discard = discard
         # The kind, the number and the place of each object.
         self._noted: deque[tuple[str, int, ServedPlace | None]] = deque()
 
@@ -48,7 +44,7 @@ class Dropped:
             number: The number of this kind.
             place: The place of a variable.
         """
-        # Called in any thread, in the middle of anything.
+        # Called in any thread, in the middle of anything: it only notes, and nothing is sent here.
         weakref.finalize(given, self._noted.append, (kind, number, place)).atexit = False
 
     def let_go(self) -> None:
@@ -60,11 +56,6 @@ class Dropped:
             with self._station.whole:
                 self._let_go(*self._noted.popleft())
 
-    def collect(self) -> None:
-        """Local. Drop what stands in circles, or in functions that may be used again."""
-        self.forget_unused()
-        gc.collect()
-
     def _let_go(self, kind: str, number: int, place: ServedPlace | None) -> None:
         if place is not None:
             self._give(place)
@@ -72,5 +63,5 @@ class Dropped:
         elif kind == "optimizer":
             for server in self._commits.servers:
                 self._station.send(Send(server, Discard("plan", number)))
-        for send in self.discard(kind, number):
+        for send in self._discard(kind, number):
             self._station.send(send)

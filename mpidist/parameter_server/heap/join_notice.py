@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 
 from mpidist.parameter_server.heap.layout import Slots
+from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Call, Message
 
 _NAME = "joined"
@@ -20,28 +21,22 @@ def joined(first: int) -> Message:
     return Call(0, _NAME, pickle.dumps(first))
 
 
-class JoinTaker:
-    """The role that takes it. It stands before others, which would keep it back, or refuse it.
+def take_joined(station: Station, slots: Slots, arrive: Callable[[int], None] | None = None) -> None:
+    """Local. Take the word of workers that join: each has the slots of the first one in its place.
+
+    What the workers before in this place have pushed there is applied by then, or dropped.
 
     Args:
-        note: Called with the rank that has joined, and the one whose slots it has.
+        station: The station of this process.
+        slots: The slots of each heap.
+        arrive: Called with the rank of one that has joined.
     """
 
-    def __init__(self, note: Callable[[int, int], None]) -> None:
-        self._note = note
+    def take(rank: int, message: Message) -> None:
+        if isinstance(message, Call):
+            slots.joined[rank] = int(pickle.loads(message.arguments))
+            if arrive is not None:
+                arrive(rank)
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`."""
-        if isinstance(message, Call) and message.name == _NAME:
-            self._note(sender, int(pickle.loads(message.arguments)))
-            return True
-        return False
-
-
-def taker_of(slots: Slots) -> JoinTaker:
-    """Local. The role of a server: what the workers before in this place have pushed is applied, or dropped."""
-
-    def note(rank: int, first: int) -> None:
-        slots.joined[rank] = first
-
-    return JoinTaker(note)
+    # Not by way of the queue, which keeps messages back in a pause: what comes next from this rank names its slots.
+    station.route([(Call, _NAME)], take)

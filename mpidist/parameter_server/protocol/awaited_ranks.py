@@ -34,22 +34,6 @@ class _Wait(NamedTuple):
     since: float
 
 
-class _During:
-    """`with` surrounds a wait. A class of its own: a generator takes several times as long."""
-
-    __slots__ = ("_awaited", "_before", "_wait")
-
-    def __init__(self, awaited: Awaited, wait: _Wait) -> None:
-        self._awaited = awaited
-        self._wait = wait
-
-    def __enter__(self) -> None:
-        self._before, self._awaited.wait = self._awaited.wait, self._wait
-
-    def __exit__(self, *_: object) -> None:
-        self._awaited.wait = self._before
-
-
 class Awaited:
     """The waits of this process: `with awaited(ranks, what)` surrounds each one.
 
@@ -65,18 +49,32 @@ class Awaited:
         self._name_of = name_of
         self._key_of = key_of
         self.wait: _Wait | None = None
+        # Those that surround it, and itself; and the one that `with` is about to begin.
+        self._waits: list[_Wait] = []
+        self._next: _Wait | None = None
         # The wait that was told of, and when to tell of it again.
         self._told: tuple[_Wait | None, float] = (None, 0.0)
         WATCHDOG.look_also(self.look)
 
-    def __call__(self, ranks: Collection[int], what: str) -> _During:
+    def __call__(self, ranks: Collection[int], what: str) -> Awaited:
         """Local. Surround a wait for some ranks.
 
         Args:
             ranks: The ranks that it waits for; a set may become smaller meanwhile.
             what: What they are to do.
         """
-        return _During(self, _Wait(ranks, what, time.monotonic()))
+        self._next = _Wait(ranks, what, time.monotonic())
+        return self
+
+    def __enter__(self) -> None:
+        # Only here: an interrupt before it would leave a wait that nobody ends.
+        if self._next is not None:
+            self._waits.append(self._next)
+            self.wait = self._next
+
+    def __exit__(self, *_: object) -> None:
+        self._waits.pop()
+        self.wait = self._waits[-1] if self._waits else None
 
     def look(self, now: float) -> None:
         """Local. Report a long wait, and end the job where a limit is set. Called in the watchdog's thread.

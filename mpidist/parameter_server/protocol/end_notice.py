@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakMethod
 
+from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Call, Message
 
 _NAME = "end"
@@ -30,21 +31,18 @@ class EndNotice(NamedTuple):
         return Call(0, _NAME, pickle.dumps(tuple(self)))
 
 
-class EndTaker:
-    """The role that takes the word of the end.
+def take_end(station: Station, note: Callable[[EndNotice], None]) -> None:
+    """Local. Take the word of the end.
 
     Args:
-        note: Called with it, as long as the method's object is there.
+        station: The station of this process.
+        note: Called with it, as long as the method's object is there: a program may drop its strategy.
     """
+    reference = WeakMethod(note)
 
-    def __init__(self, note: Callable[[EndNotice], None]) -> None:
-        self._note = WeakMethod(note)
+    def take(_: int, message: Message) -> None:
+        told = reference()
+        if told is not None and isinstance(message, Call):
+            told(EndNotice(*pickle.loads(message.arguments)))
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`."""
-        del sender
-        note = self._note()
-        if isinstance(message, Call) and message.name == _NAME and note is not None:
-            note(EndNotice(*pickle.loads(message.arguments)))
-            return True
-        return False
+    station.route([(Call, _NAME)], take)

@@ -1,23 +1,23 @@
-"""The station: a process in a group of coordinator, workers and servers, with its window and its roles.
+"""The station: a process in a group of coordinator, workers and servers, with its window.
 
-A rank has one role. A process without a launcher has all three, and sends messages to itself.
+A rank has one role. A process without a launcher has all three, and sends messages to itself. Each kind of message has
+one taker in a process, so that no order of roles decides who sees a message.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from mpidist.comm.windows.window import Window
 from mpidist.errors import DeadRankError
 from mpidist.failures.deaths import IS_SILENT, WATCH, Process
 from mpidist.failures.peers import Key
 from mpidist.parameter_server.protocol.awaited_ranks import Awaited
-from mpidist.parameter_server.protocol.messages import Call, CallAnswer, Left, Message, Send
+from mpidist.parameter_server.protocol.messages import Call, CallAnswer, Discard, Left, Message, Send
 from mpidist.parameter_server.protocol.wire import decode, encode
 
 # Work in the background is looked after as often.
@@ -29,21 +29,16 @@ _CLOSED = (
     "save a checkpoint, or close the strategy at the end of the program"
 )
 
+Kind: TypeAlias = "type[Message] | tuple[type[Message], str]"
+# Does what a message asks for: gets the rank that has sent it, and the message.
+Take: TypeAlias = Callable[[int, Message], None]
 
-class Role(Protocol):
-    """A process as the others see it."""
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. Do what a message asks for.
-
-        Args:
-            sender: The rank that has sent it.
-            message: The message.
-
-        Returns:
-            False if it is for another role.
-        """
-        ...
+def kind_of(message: Message) -> Kind:
+    """Local. The kind of a message, by which it finds who takes it: its class, and the word in it if it has one."""
+    if isinstance(message, Call):
+        return Call, message.name
+    return (Discard, message.kind) if isinstance(message, Discard) else type(message)
 
 
 class Station:
@@ -54,36 +49,56 @@ class Station:
         name_of: What to call a rank: "worker 1".
         key_of: The process of a rank.
         needed: The ranks without which nothing goes on: coordinator and servers.
+        whole: Surrounds what an interrupt must not tear apart; on the chief a `Whole`.
 
     Attributes:
         window: As given.
-        roles: The roles of this process.
+        name_of: As given.
         lost: The ranks that are dead, or count as dead.
         left: The ranks that live and serve no more, with the reason.
         awaited: Surrounds waits for others, which the watchdog then looks after.
-        background: Work of a role that goes on beside the messages; None for most of the time.
         reserved: By server and slot how many bytes have memory, where that is not `heap.FIRST_BYTES`.
-        whole: Surrounds what an interrupt must not tear apart. On the chief a `Whole`.
+        whole: As given.
     """
 
     def __init__(
-        self, window: Window, name_of: Callable[[int], str], key_of: Callable[[int], Key], needed: frozenset[int]
+        self, window: Window, name_of: Callable[[int], str], key_of: Callable[[int], Key], needed: frozenset[int],
+        whole: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
         self.window = window
-        window.closed = _CLOSED
+        window.explain_end(_CLOSED)
         self.name_of = name_of
-        self.roles: list[Role] = []
         self.lost: set[int] = set()
         self.left: dict[int, str] = {}
         self.awaited = Awaited(name_of, key_of)
         self.reserved: dict[tuple[int, int], int] = {}
-        self.background: Callable[[], None] | None = None
-        self.whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        self.whole = contextlib.nullcontext() if whole is None else whole
+        self._background: Callable[[], None] | None = None
+        self._takers: dict[Kind, Take] = {Left: self._take_left, CallAnswer: self._take_answer}
         self._needed = needed
         self._key_of = key_of
         self._answers: dict[int, CallAnswer | None] = {}
         self._again: list[tuple[int, Message]] = []
         self._number = 0
+
+    def route(self, kinds: Iterable[Kind], take: Take) -> None:
+        """Local. Let messages of some kinds go to one taker of this process.
+
+        Args:
+            kinds: The kinds, as `kind_of` gives them.
+            take: Gets each message with its sender.
+
+        Raises:
+            RuntimeError: One of them has a taker already.
+        """
+        for kind in kinds:
+            if kind in self._takers:
+                raise RuntimeError(f"two roles of one process take {kind!r}")
+            self._takers[kind] = take
+
+    def go_on_with(self, background: Callable[[], None] | None) -> None:
+        """Local. Have work done beside the messages, in short pieces; None when it is over."""
+        self._background = background
 
     def send(self, send: Send) -> None:
         """Local. Send a message."""
@@ -122,8 +137,8 @@ class Station:
         self.window.drop()
 
     def _step(self, seconds: float) -> bool:
-        if self.background is not None:
-            self.background()
+        if self._background is not None:
+            self._background()
             seconds = min(seconds, _BACKGROUND_SECONDS)
         if self._again:
             sender, message = self._again.pop(0)
@@ -133,18 +148,21 @@ class Station:
                 self.require_needed()
                 return False
             sender, message = got[0], decode(got[1])
+        take = self._takers.get(kind_of(message))
+        if take is None:
+            raise RuntimeError(f"{self.name_of(sender)} sends {message!r}, for which this process has no role")
+        take(sender, message)
+        return True
+
+    def _take_left(self, sender: int, message: Message) -> None:
         if isinstance(message, Left):
             self.left[sender] = message.reason
             self.require_needed()
-            return True
-        if isinstance(message, CallAnswer):
-            if message.call in self._answers:
-                self._answers[message.call] = message
-            return True
-        for role in self.roles:
-            if role.take(sender, message):
-                return True
-        raise RuntimeError(f"{self.name_of(sender)} sends {message!r}, for which this process has no role")
+
+    def _take_answer(self, _: int, message: Message) -> None:
+        # Nobody waits any more for the answer to an interrupted call.
+        if isinstance(message, CallAnswer) and message.call in self._answers:
+            self._answers[message.call] = message
 
     def require_needed(self) -> None:
         """Local. Raise DeadRankError if the coordinator or a server is dead, or has left."""
@@ -160,7 +178,7 @@ class Station:
         dead = lost & self._needed
         if dead:
             # The program gets time to handle the error.
-            WATCH.was_raised = WATCH.was_raised or threading.current_thread() is threading.main_thread()
+            WATCH.note_raised()
             names = ", ".join(map(self._why_gone, sorted(dead)))
             raise DeadRankError(
                 f"{names}; training cannot continue without it. Start the job again: a program that saves checkpoints "

@@ -37,6 +37,10 @@ SLOTS = 2
 OWN_WRITE = 0
 
 
+# The kinds of what a worker knows by a number, until it is told to discard it.
+NAMED = ("function", "dataset", "variable", "sharded", "optimizer", "resource")
+
+
 class Define(NamedTuple):
     """Coordinator to worker: what messages name, such as a function, before the first message that names it.
 

@@ -36,15 +36,13 @@ class Listener:
         self._chief = chief
         self._notice = Notice()
         self._wanted: Sequence[Any] | None = None
+        station.route([(Call, _LISTEN)], self.take)
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`."""
-        del sender
-        if not isinstance(message, Call) or message.name != _LISTEN:
-            return False
-        # A thread of a function may have taken it, and signals are the main thread's.
-        self._wanted = pickle.loads(message.arguments)
-        return True
+    def take(self, _: int, message: Message) -> None:
+        """Local. Take note of the signals that the chief wants."""
+        if isinstance(message, Call):
+            # A thread of a function may have taken it, and signals are the main thread's.
+            self._wanted = pickle.loads(message.arguments)
 
     def look(self) -> None:
         """Local. Do what the chief has asked for, and tell it of a signal that has come; between two messages."""
@@ -56,10 +54,9 @@ class Listener:
                 SIGNALS.tell(self._notice, wanted)
             SIGNALS.silence(before)
             self._station.send(Send(self._chief, _word(_LISTENS)))
-        reason = self._notice.reason
-        if reason:
+        if self._notice.reason:
             # The next one is told again: the chief may have another handler by then.
-            self._notice.reason = 0
+            reason = self._notice.take()
             self._station.send(Send(self._chief, _word(_CAME, reason - SIGNALLED)))
 
     def end_together(self) -> None:
@@ -78,14 +75,19 @@ class Others:
     Args:
         station: The station of the chief.
         lock: Held by the thread that uses the station.
+        join: As the attribute.
+        counts: Returns how many functions there were so far, and how many of them have not ended.
 
     Attributes:
         join: Waits until all functions have ended.
         is_agreed: Whether all ranks end with the chief's exit code.
     """
 
-    def __init__(self, station: Station, lock: AbstractContextManager[Any]) -> None:
-        self.join: Callable[[], None] = _nothing
+    def __init__(
+        self, station: Station, lock: AbstractContextManager[Any], join: Callable[[], None],
+        counts: Callable[[], tuple[int, int]],
+    ) -> None:
+        self.join = join
         self.is_agreed = False
         self._station = station
         self._lock = lock
@@ -94,27 +96,16 @@ class Others:
         self._waiting: set[int] = set()
         # When functions were seen first, and how many had ended then.
         self._first: tuple[float, int] | None = None
-        self._counts: Callable[[], tuple[int, int]] = _none
-
-    def follow(self, join: Callable[[], None], counts: Callable[[], tuple[int, int]]) -> None:
-        """Local. Know the coordinator of functions.
-
-        Args:
-            join: As the attribute.
-            counts: Returns how many functions there were so far, and how many of them have not ended.
-        """
-        self.join = join
         self._counts = counts
+        # Not by way of the queue, which keeps messages back in a pause: a signal counts at once.
+        station.route([(Call, _LISTENS), (Call, _CAME)], self.take)
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`."""
-        if not isinstance(message, Call) or message.name not in (_LISTENS, _CAME):
-            return False
-        if message.name == _LISTENS:
-            self._waiting.discard(sender)
-        else:
+    def take(self, sender: int, message: Message) -> None:
+        """Local. Hear that a process takes signals, or that one has come."""
+        if isinstance(message, Call) and message.name == _CAME:
             SIGNALS.note(pickle.loads(message.arguments))
-        return True
+        else:
+            self._waiting.discard(sender)
 
     def listen(self) -> None:
         """Local. Let all other processes take the signals that this one takes. It returns when they do."""
@@ -164,20 +155,3 @@ class Others:
         """Local. From now on the exit code of this process is that of all ranks, as long as nobody has died."""
         self.is_agreed = True
         agree_on_exit()
-
-
-def others_of(station: Station) -> Others:
-    """Local. The role of the chief.
-
-    Args:
-        station: The station of the chief.
-    """
-    return next(role for role in station.roles if isinstance(role, Others))
-
-
-def _nothing() -> None:
-    """Nothing is to be waited for."""
-
-
-def _none() -> tuple[int, int]:
-    return 0, 0

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from threading import RLock, get_ident
@@ -13,11 +15,13 @@ from types import TracebackType
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
 from mpidist.observe.output import flush
-from mpidist.parameter_server.protocol.window_turns import Turn, in_turn
 
 W = TypeVar("W", bound="OwnThreads")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# Returns seconds after which it is to be called again; None if there is nothing more to do for this function.
+Act = Callable[[], "float | None"]
 
 
 class OwnersLock:
@@ -45,7 +49,7 @@ class OwnersLock:
             RuntimeError: This process was forked from a rank. A thread may have held the lock at that moment, for good,
                 and the other ranks would take this process for its parent.
         """
-        if not self.is_ours():
+        if self._process is not None and self._process != os.getpid():
             raise RuntimeError(
                 "this process was forked from a rank of a job with parameter servers, and is none itself: it can "
                 "neither use variables nor schedule functions. Let its parent do that, and give it arrays "
@@ -66,23 +70,94 @@ class OwnersLock:
         self._lock.release()
 
 
+class WindowLock(OwnersLock):
+    """The right to use the window of a worker: for threads of a function, and for one that pulls for the next one.
+
+    The latter never keeps the others waiting for longer than one piece of its work. In which order threads of a
+    function get the window is not said.
+
+    Args:
+        is_alone: As of `OwnersLock`.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        super().__init__(is_alone=is_alone)
+        self._is_wanted = self._is_over = False
+        # Whether the other thread may ask for the lock: it would otherwise take it again at once, before a thread that
+        # waits for it is awake.
+        self._may = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def share(self, act: Act) -> None:
+        """Local. A function begins: let the other thread use the window whenever nobody else does.
+
+        Args:
+            act: Called again and again by the other thread, with the lock.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(act,), name="mpidist-ahead", daemon=True)
+            self._thread.start()
+        self._is_wanted = True
+        self._may.set()
+
+    def take_back(self) -> None:
+        """Local. The function has ended. When this returns the other thread has left the window."""
+        self._is_wanted = False
+        # It may be in the middle of a piece: outside functions the thread that serves uses the window without asking.
+        with self:
+            pass
+
+    def end(self) -> None:
+        """Local. End the other thread, outside a function."""
+        if self._thread is not None:
+            self._is_over = True
+            self._may.set()
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> None:
+        if self._thread is not None:
+            self._may.clear()
+        self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+        if self._is_wanted:
+            self._may.set()
+
+    def _run(self, act: Act) -> None:
+        while True:
+            self._may.wait()
+            seconds: float | None = 0.0
+            with self._lock:
+                if self._is_over:
+                    return
+                # Looked at again: a thread of the function may have come between, and wait for the lock now.
+                if self._may.is_set():
+                    seconds = act()
+                if seconds is None:
+                    self._is_wanted = False
+                    self._may.clear()
+            if seconds:
+                time.sleep(seconds)
+
+
 class OwnThreads:
     """The threads that functions start on a worker.
 
     Args:
-        is_alone: As of `OwnersLock`.
+        lock: As the attribute.
 
     Attributes:
-        lock: Held by the thread that uses the window while a function runs. Who has the turn does not wait for it.
+        lock: Held by the thread that uses the window while a function runs.
         server: The thread that serves, and runs the functions.
         runs: Whether a function runs. Where none does, the window is for the thread that serves.
-        turn: To use the window.
     """
 
-    turn: Turn
-
-    def __init__(self, *, is_alone: bool) -> None:
-        self.lock = OwnersLock(is_alone=is_alone)
+    def __init__(self, lock: WindowLock) -> None:
+        self.lock = lock
         self.server = get_ident()
         self.runs = False
 
@@ -109,6 +184,7 @@ class OwnThreads:
         try:
             yield
         finally:
+            # With the lock: no thread of the function is in the middle of a read or a write any more.
             with self.lock:
                 self.runs = False
 
@@ -126,7 +202,7 @@ def _end_child(error: BaseException | None) -> NoReturn:
 
 
 def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Local. Let threads call a method of a worker one after the other, in its turn.
+    """Local. Let threads call a method of a worker one after the other.
 
     Args:
         method: Uses the window.
@@ -134,8 +210,6 @@ def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenat
     Returns:
         The same, which raises RuntimeError in a forked child, and in a thread while no function runs.
     """
-    in_its_turn = in_turn(method)
-
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.lock:
@@ -144,6 +218,6 @@ def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenat
                     "a thread of this worker reads or writes a variable while no function runs here: join the threads "
                     "of a function before it returns"
                 )
-            return in_its_turn(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
 
     return call

@@ -67,16 +67,27 @@ class Closures(Book):
     commits: Commits
     limit: int = QUEUE_SIZE
     timeout: InitVar[float | None] = None
-    prefetch: InitVar[bool] = False
+    prefetch: bool = False
     versions: Versions = field(default_factory=Versions)
     error: ClosureEnd | None = None
     _is_cancelling: bool = False
 
-    def __post_init__(self, timeout: float | None, prefetch: bool) -> None:
+    def __post_init__(self, timeout: float | None) -> None:
         self._deadlines = None if timeout is None else Deadlines(timeout)
-        self._workers = WorkerTable(prefetch)
+        self._workers = WorkerTable()
         self.workers = self._workers.by_rank
         self.resources = Resources(self.workers)
+
+    def take_options(self, limit: int, timeout: float | None, *, prefetch: bool) -> None:
+        """Local. Have the options of who schedules, before the first worker is there.
+
+        Args:
+            limit: As of the class.
+            timeout: As of the class.
+            prefetch: As of the class.
+        """
+        self.limit, self.prefetch = limit, prefetch
+        self._deadlines = None if timeout is None else Deadlines(timeout)
 
     @property
     def is_full(self) -> bool:
@@ -242,12 +253,12 @@ class Closures(Book):
     def _dispatch(self, now: float) -> list[Action]:
         """Decide what may count now, and send waiting closures to free workers."""
         actions = self._decide_held()
-        for worker, number, slot in self._workers.start(now, self.versions):
+        for worker, number, slot in self._workers.start(now, self.versions, prefetch=self.prefetch):
             closure = self._closures[number]
             closure.attempt += 1
             closure.worker = worker.rank
             work = closure.work
-            do = Do(number, closure.attempt, slot, work.function.number, work.arguments, self._workers.prefetch)
+            do = Do(number, closure.attempt, slot, work.function.number, work.arguments, self.prefetch)
             sends = [*worker.define(work), Send(worker.rank, do)]
             if worker.running[0] == number:
                 self._time(worker.rank, sends)

@@ -70,6 +70,7 @@ class Commits:
         saving: The servers that have not saved the last cut.
         saved: What the others have said of it.
         refused: By the numbers of own writes, the pickled exception of a variable that could not be changed.
+        unapplied: By the numbers of own writes, the servers that have not applied them.
     """
 
     rank: int
@@ -81,7 +82,7 @@ class Commits:
     saving: set[int] = field(default_factory=set)
     saved: dict[int, CutDone] = field(default_factory=dict)
     refused: dict[int, bytes] = field(default_factory=dict)
-    _unapplied: dict[int, set[int]] = field(default_factory=dict)
+    unapplied: dict[int, set[int]] = field(default_factory=dict)
     _slots: dict[int, int] = field(default_factory=dict)
 
     def commit(self, worker: int, closure: int, attempt: int, optimizers: Sequence[int]) -> Commit:
@@ -193,7 +194,7 @@ class Commits:
             raise RuntimeError(f"expected a free slot for a write, got slot {slot}, in use are {self._slots}")
         commit = self.commit(self.rank, self.number + 1, OWN_WRITE, ())
         self._slots[commit.number] = slot
-        self._unapplied[commit.number] = set(servers)
+        self.unapplied[commit.number] = set(servers)
         push = Push(commit.closure, OWN_WRITE, slot, 0, True)
         return [Send(server, message) for server in servers for message in (push, commit)]
 
@@ -208,20 +209,20 @@ class Commits:
         Raises:
             RuntimeError: No such write is outstanding there.
         """
-        if server not in self._unapplied.get(write, ()):
+        if server not in self.unapplied.get(write, ()):
             raise RuntimeError(f"server of rank {server} has applied write {write}, which it has not to apply")
-        self._unapplied[write].remove(server)
+        self.unapplied[write].remove(server)
         if error:
             self.refused[write] = error
-        if not self._unapplied[write]:
-            del self._unapplied[write], self._slots[write]
+        if not self.unapplied[write]:
+            del self.unapplied[write], self._slots[write]
 
     def unwritten(self, server: int) -> bool:
         """Local. Whether a one-sided read from this server may miss a write of the coordinator.
 
         A `Call` never does: it comes behind the commit.
         """
-        return any(server in servers for servers in self._unapplied.values())
+        return any(server in servers for servers in self.unapplied.values())
 
     # ------------------------------------------------------------------ cuts
 

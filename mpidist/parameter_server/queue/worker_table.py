@@ -64,6 +64,16 @@ class WorkerRecord:
         self.running.append(closure)
         return slot
 
+    def returned(self, now: float) -> None:
+        """Local. It has finished, or failed, the closure that it ran; the slot is still in use."""
+        self.running.pop(0)
+        self.since = now
+
+    def built(self, resource: int, now: float) -> None:
+        """Local. It has made a resource, or could not."""
+        self.building.remove(resource)
+        self.since = now
+
     def runs(self) -> int | None:
         """Local. The closure that it runs, or is about to; None if it runs none, or makes a resource before that."""
         return self.running[0] if self.running and not self.building else None
@@ -106,15 +116,11 @@ class Start(NamedTuple):
 class WorkerTable:
     """The workers that are not lost, and the closures that wait for one.
 
-    Args:
-        prefetch: Give a worker its next closure while it still runs one, if no other worker is free.
-
     Attributes:
         by_rank: The workers.
         waiting: The closures.
     """
 
-    prefetch: bool
     by_rank: dict[int, WorkerRecord] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
     _free: FreeWorkers = field(default_factory=FreeWorkers)
@@ -143,12 +149,18 @@ class WorkerTable:
         """Whether a worker's own data goes on; it may also try where no other one's does."""
         return worker.ended.isdisjoint(data) or not self.have_left(data)
 
-    def start(self, now: float, versions: Versions) -> list[Start]:
-        """Local. Give waiting closures to free workers: first to those that run none, who is free longest first."""
+    def start(self, now: float, versions: Versions, *, prefetch: bool) -> list[Start]:
+        """Local. Give waiting closures to free workers: first to those that run none, who is free longest first.
+
+        Args:
+            now: The time.
+            versions: Says which attempts may begin.
+            prefetch: As of `Closures`.
+        """
         starts: list[Start] = []
         if not self.waiting:
             return starts
-        for running in range(1 + self.prefetch):
+        for running in range(1 + prefetch):
             for rank in self._free.ranks(running):
                 worker = self.by_rank[rank]
                 if not versions.may_begin(is_owing=bool(worker.finished)):
@@ -162,8 +174,7 @@ class WorkerTable:
 
     def returned(self, worker: WorkerRecord, now: float) -> None:
         """Local. A worker has finished, or failed, the closure that it ran; the slot is still in use."""
-        worker.running.pop(0)
-        worker.since = now
+        worker.returned(now)
         self._free.note(worker)
 
     def release(self, rank: int | None, closure: int) -> None:

@@ -26,10 +26,15 @@ from mpidist.parameter_server.protocol.messages import (
     CommitPart,
     CommitStep,
     Discard,
+    Drop,
+    Fence,
     Message,
     Ping,
     Pong,
+    Push,
+    Round,
     Send,
+    SnapshotRequest,
 )
 from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.server.mean_of_round import mean
@@ -76,29 +81,29 @@ class VariableServer:
             "show": self._show, "rows": self._rows, "reserve": self._reserve, "several": self._several,
         }
         self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
+        station.route((Push, Drop, Commit, Round, Fence, SnapshotRequest), self.take)
+        station.route([(Call, name) for name in self._calls], self.take_other)
+        station.route([Ping, *((Discard, kind) for kind in self._dropped)], self.take_other)
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`."""
-        if isinstance(message, Call):
-            function = self._calls.get(message.name)
-            if function is not None:
-                self._station.answer(sender, message, function)
-            return function is not None
-        if isinstance(message, Ping):
-            self._station.send(Send(sender, Pong(message.number)))
-            return True
-        if isinstance(message, Discard):
-            if message.kind in self._dropped:
-                del self._dropped[message.kind][message.number]
-            return message.kind in self._dropped
+    def take(self, sender: int, message: Message) -> None:
+        """Local. Take what is about updates."""
         actions = self._staging.take(sender, message)
         if self._saver is None:
             for action in actions or ():
                 self._do(action)
         elif actions is not None:
-            self._cutting.waiting += actions
+            # All in their order: an update that must wait for the cut holds back what comes behind it.
+            self._cutting.add(actions)
             self._go_on(self._saver)
-        return actions is not None
+
+    def take_other(self, sender: int, message: Message) -> None:
+        """Local. Take a question, or what the program has dropped."""
+        if isinstance(message, Call):
+            self._station.answer(sender, message, self._calls[message.name])
+        elif isinstance(message, Ping):
+            self._station.send(Send(sender, Pong(message.number)))
+        elif isinstance(message, Discard):
+            del self._dropped[message.kind][message.number]
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Send):
@@ -117,7 +122,7 @@ class VariableServer:
             self._free(action.worker, action.slot)
         else:
             self._saver = saver = Saver(action, self._variables, self._cutting)
-            self._station.background = lambda: self._go_on(saver)
+            self._station.go_on_with(lambda: self._go_on(saver))
 
     def _go_on(self, saver: Saver) -> None:
         """Do what waits, as far as the copies for the cut allow it; tell the coordinator when the cut is saved."""
@@ -126,7 +131,8 @@ class VariableServer:
         while (action := saver.next(self._changed_by)) is not None:
             self._do(action)
         if done is not None:
-            self._saver = self._station.background = None
+            self._saver = None
+            self._station.go_on_with(None)
             self._station.send(Send(self._coordinator, done))
 
     def _changed_by(self, action: Apply | ApplyRound) -> list[int | TableRows]:

@@ -10,7 +10,7 @@ import pickle
 import threading
 import traceback
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -114,6 +114,10 @@ class Cutting:
             left = len(self.live) + len(self.copied)
             raise RuntimeError(f"a cut begins while {left} blocks of another one are not saved")
         self.live.update(blocks)
+
+    def add(self, actions: Iterable[Action]) -> None:
+        """Local. Let actions wait for their turn behind all others."""
+        self.waiting += actions
 
     def next(self, changed_by: Callable[[Apply | ApplyRound], Collection[int | TableRows]]) -> Ready | None:
         """Local. Take the first of the waiting actions; None if there is none, or if it has to wait.

@@ -106,7 +106,7 @@ class OwnIterator(Iterator[Any]):
         parts: What it reads instead, one after another: each opens a part.
 
     Attributes:
-        number: As a resource; the worker sets it.
+        number: As a resource; 0 before the worker knows it.
     """
 
     def __init__(self, dataset: Iterable[Any], parts: Iterable[Callable[[], Iterator[Any]]] | None = None) -> None:
@@ -118,6 +118,10 @@ class OwnIterator(Iterator[Any]):
         self._is_new_pass = False
         self._elements: Iterator[Any] = iter(())
         self._open_next()
+
+    def be_resource(self, number: int) -> None:
+        """Local. Have the number of a resource: the function that makes it does not know it."""
+        self.number = number
 
     def __next__(self) -> Any:
         while True:

@@ -10,8 +10,7 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.references import handle_of_variable, load
-from mpidist.parameter_server.protocol.thread_guard import OwnersLock
-from mpidist.parameter_server.protocol.window_turns import Turn
+from mpidist.parameter_server.protocol.thread_guard import WindowLock
 from mpidist.parameter_server.worker.plan import Apply, ByShard, WorkerPlan
 from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel
@@ -28,13 +27,11 @@ class Stepping(Protocol):
 
     Attributes:
         lock: As of `OwnThreads`.
-        turn: To use the window.
         communicator: This process alone.
         apply: As `Worker.apply`.
     """
 
-    lock: OwnersLock
-    turn: Turn
+    lock: WindowLock
     communicator: Communicator
 
     @property
@@ -108,7 +105,7 @@ class Builder:
         """
         handles = [handle_of_variable(one) for one in variables]
         # As for a read: a thread of the function may use the window, and so may the one that pulls ahead.
-        with self._worker.lock, self._worker.turn:
+        with self._worker.lock:
             number, of_plan = self._station.call(self._coordinator, BUILD, key, handles)
             return number, load(of_plan, self._find)
 

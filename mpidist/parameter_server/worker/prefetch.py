@@ -17,7 +17,7 @@ from mpidist.errors import DeadRankError
 from mpidist.parameter_server.heap.versioned_read import READ, Value, is_sole, read_in_pieces
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Do
-from mpidist.parameter_server.protocol.window_turns import Turn
+from mpidist.parameter_server.protocol.thread_guard import WindowLock
 from mpidist.variables.kinds.served import ServedPlace
 
 logger = logging.getLogger("mpidist")
@@ -95,11 +95,11 @@ class Ahead:
         next_do: Gives the closure that waits for the one that runs, if it has come.
 
     Attributes:
-        turn: To use the window.
+        lock: To use the window.
     """
 
     def __init__(self, station: Station, known: dict[int, Value], next_do: Callable[[], Do | None]) -> None:
-        self.turn = Turn()
+        self.lock = WindowLock(is_alone=station.window.size == 1)
         self._station = station
         self._known = known
         self._next_do = next_do
@@ -128,7 +128,7 @@ class Ahead:
 
     @contextlib.contextmanager
     def during(self, do: Do) -> Iterator[None]:
-        """Local. Surround a function: the window is its own only where it says `with turn`.
+        """Local. Surround a function: the window is its own only where it says `with lock`.
 
         Args:
             do: Its closure.
@@ -140,19 +140,17 @@ class Ahead:
             return
         self._since = time.monotonic()
         self._read, self._unread, self._changed = {}, set(self._last.get(do.function, ())), set()
-        self.turn.share(self._go_on)
-        self.turn.is_wanted = True
-        self.turn.give()
+        self.lock.share(self._go_on)
         try:
             yield
         finally:
-            self.turn.take_back()
+            self.lock.take_back()
             self._last[do.function] = self._read
             self._read, self._pulls = {}, None
             self._settle()
 
     def take(self, place: ServedPlace) -> Value | None:
-        """Local. The value that was pulled ahead for the closure that runs; None: read it now. With the turn.
+        """Local. The value that was pulled ahead for the closure that runs; None: read it now. With the lock.
 
         Args:
             place: The place of a variable that this closure has not read before.
@@ -206,7 +204,7 @@ class Ahead:
     def end(self) -> None:
         """Local. End the thread, outside any closure, and let go of all memory."""
         self.stop()
-        self.turn.end()
+        self.lock.end()
         self._replaced.clear()
 
     def _settle(self) -> None:
@@ -241,7 +239,7 @@ class Ahead:
         )
 
     def _go_on(self) -> float | None:
-        """See `turn.Act`."""
+        """See `thread_guard.Act`."""
         try:
             return self._look_and_pull()
         except DeadRankError:

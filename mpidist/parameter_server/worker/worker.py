@@ -24,6 +24,7 @@ from mpidist.parameter_server.heap.versioned_read import READ, read_whole
 from mpidist.parameter_server.protocol import references
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import (
+    NAMED,
     Began,
     Build,
     Built,
@@ -65,22 +66,20 @@ class Worker(ServedHome, OwnThreads):
         slots: The slots of each heap.
         servers: The ranks of the servers.
         context: Which worker this is, and of how many.
-        rank: The rank of this process.
+        strategy: The strategy whose functions it runs.
         is_relaxed: Whether a read in a closure may mix two versions of a variable.
 
     Attributes:
         index: The index of this worker.
         is_fenced: Whether the coordinator counts this worker as lost.
-        turn: To use the window.
     """
 
     def __init__(
         self, station: Station, coordinator: int, slots: Slots, servers: Sequence[int], context: InputContext,
-        rank: int, *, is_relaxed: bool = False,
+        *, strategy: Any, is_relaxed: bool = False,
     ) -> None:
-        OwnThreads.__init__(self, is_alone=station.window.size == 1)
         self.communicator: Communicator = SoloCommunicator()
-        self.strategy: Any = None
+        self.strategy: Any = strategy
         self.index = context.input_pipeline_id
         self.context = context
         self.is_fenced = self._is_timed = False
@@ -88,7 +87,7 @@ class Worker(ServedHome, OwnThreads):
         self._coordinator = coordinator
         self._slots = slots
         self._servers = list(servers)
-        self._rank = rank
+        self._rank = station.window.rank
         self._waiting: deque[Do | Build | Discard] = deque()
         # What the coordinator names by kind and number: as it was sent, and as it is used.
         self._codes: dict[tuple[str, int], bytes] = {}
@@ -102,11 +101,14 @@ class Worker(ServedHome, OwnThreads):
         self._ahead = Ahead(
             station, self._reads.known, lambda: next((one for one in self._waiting if isinstance(one, Do)), None)
         )
-        self.turn = self._ahead.turn
+        OwnThreads.__init__(self, self._ahead.lock)
+        station.route((Do, Build, Define, Timed, *((Discard, kind) for kind in NAMED)), self.take)
+        if station.window.size > 1:
+            # A process that is alone loses no worker, and its server takes what there is.
+            station.route([Fence], self.take)
 
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`. Closures wait for `work`."""
-        del sender
+    def take(self, _: int, message: Message) -> None:
+        """Local. Take what the coordinator says. Closures wait for `work`: this may be in the middle of one."""
         if isinstance(message, (Do, Build, Discard)):
             self._waiting.append(message)
         elif isinstance(message, Define):
@@ -116,9 +118,6 @@ class Worker(ServedHome, OwnThreads):
         elif isinstance(message, Fence) and message.worker == self._rank:
             self.is_fenced = True
             self._ahead.stop()
-        else:
-            return False
-        return True
 
     def work(self) -> bool:
         """Local. Do what comes next, such as a closure; False if there is nothing."""
@@ -181,7 +180,7 @@ class Worker(ServedHome, OwnThreads):
         if not isinstance(made, OwnIterator):
             self._named["resource", build.resource] = made
             return Built(build.resource)
-        made.number = build.resource
+        made.be_resource(build.resource)
         own = self._own.setdefault(build.resource, made)
         if own is not made:
             own.take_over(made)
@@ -190,7 +189,8 @@ class Worker(ServedHome, OwnThreads):
 
     def _tell(self, do: Do, *, is_loaded: bool) -> None:
         if self._is_timed:
-            with self.turn:
+            # The thread that pulls ahead may use the window.
+            with self.lock:
                 self._send(Began(do.closure, do.attempt, is_loaded))
 
     def _call(self, function: int, pickled: bytes, do: Do | None = None) -> Any:

@@ -116,9 +116,8 @@ class Invitation:
         """Local. The line by which a worker joins."""
         return f"mpidist worker --join {shlex.quote(str(self.file.path.parent))}"
 
-    def note(self, rank: int, first: int) -> None:
-        """Local. A worker has joined; see `JoinTaker`."""
-        self._slots.joined[rank] = first
+    def note(self, rank: int) -> None:
+        """Local. A worker has joined; see `take_joined`."""
         if self._given.pop(rank, None) is not None:
             self._arrived.append(rank)
 
@@ -231,7 +230,8 @@ def _invite(
         __version__, host, os.getpid(), rank, door.addresses[rank], door.secret, options.silence_seconds, options.ports
     )
     file = WrittenFile(directory, content, door.addresses[rank])
-    desk = door.desk = Desk(door.addresses[rank])
+    desk = Desk(door.addresses[rank])
+    door.open_desk(desk)
     invitation = Invitation(strategy, window, slots, desk, file)
     logger.info("workers join by: %s", invitation.command)
     return invitation

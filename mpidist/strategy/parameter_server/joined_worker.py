@@ -23,21 +23,19 @@ from mpidist.comm.windows.sockets.join_file import JoinFile, connect, read
 from mpidist.comm.windows.sockets.joined_window import JoinedWindow
 from mpidist.comm.windows.sockets.listener import Door, Opened, listen, send_away
 from mpidist.comm.windows.sockets.newcomers import Newcomer, ask
-from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError, LauncherError
 from mpidist.failures.deaths import Process, this_process
-from mpidist.failures.peers import Key
 from mpidist.observe.output import flush, say
 from mpidist.options import WindowOptions
 from mpidist.parameter_server.heap.join_notice import joined
 from mpidist.parameter_server.heap.layout import Slots
-from mpidist.parameter_server.protocol.end_notice import EndNotice, EndTaker
+from mpidist.parameter_server.protocol.end_notice import EndNotice
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Do, Message, Send
-from mpidist.parameter_server.protocol.signal_relay import Listener
 from mpidist.parameter_server.worker.worker import Worker
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.parameter_server.invitation import PYTHON, Welcome
+from mpidist.strategy.parameter_server.parts import open_parts, station_of
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy, counted_as_lost
 from mpidist.strategy.parameter_server.worker_places import WorkerPlaces
 from mpidist.variables.replicas import Replicas
@@ -98,29 +96,17 @@ class JoinedStrategy(ParameterServerStrategy):
         self.roles = ServerRoles("worker", index, group, welcome.chief, welcome.workers, welcome.servers, cluster)
         self.options = welcome.options
         self.pace = welcome.pace
-        self.chief = self.invitation = None
-        self.places = places = WorkerPlaces(self.roles)
+        places = WorkerPlaces(self.roles)
         places.give(index, welcome.introduction.process, rank)
-        self._has_ended = self._is_whole_group = False
-        self._partitioner = None
-        self._code = 0
-        self._station = station = Station(
-            window, places.name_of, lambda one: Key(*places.process_of(one)),
-            frozenset({welcome.chief, *welcome.servers}),
-        )
+        self._be_alone(places)
+        station = station_of(window, places, (welcome.chief, *welcome.servers))
         slots = Slots(*welcome.slots, {rank: welcome.first})
-        place = InputContext(len(welcome.workers), index, 1)
-        self._worker = _JoinedWorker(
-            station, welcome.chief, slots, welcome.servers, place, rank,
-            is_relaxed=self.options.consistency == "relaxed",
-        )
         # The chief does not tell it of signals, which end this process alone.
-        self._listener = Listener(station, welcome.chief)
-        station.roles += [self._worker, EndTaker(self.note_end)]
-        Strategy.__init__(self, Replicas(SoloCommunicator()), self._worker, cluster_resolver=cluster)
+        homes = self._have(open_parts(self, station, slots, self.note_end, worker=index, kind=_JoinedWorker))
+        Strategy.__init__(self, Replicas(SoloCommunicator()), homes[0], cluster_resolver=cluster)
         for other in (*welcome.servers, welcome.chief):
             station.send(Send(other, joined(welcome.first)))
-        window.has_joined = True
+        window.note_joined()
         self._settle(JoinedStrategy)
 
     def note_end(self, end: EndNotice) -> None:

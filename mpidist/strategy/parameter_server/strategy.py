@@ -24,26 +24,24 @@ from mpidist.comm.group.communicator import SERVED
 from mpidist.comm.group.opening import open_communicator
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.comm.windows.window import Window, open_window
-from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError
 from mpidist.failures import ending
 from mpidist.failures.deaths import WATCH
-from mpidist.failures.peers import Key
 from mpidist.observe.output import flush, say
 from mpidist.options import RunOptions
 from mpidist.parameter_server.chief.chief import Chief
 from mpidist.parameter_server.chief.uninterrupted import Whole
-from mpidist.parameter_server.heap.join_notice import JoinTaker, taker_of
+from mpidist.parameter_server.heap.join_notice import take_joined
 from mpidist.parameter_server.heap.layout import slots_of
 from mpidist.parameter_server.options import ServerOptions, pace_of
-from mpidist.parameter_server.protocol.end_notice import EndNotice, EndTaker
+from mpidist.parameter_server.protocol.end_notice import EndNotice
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Send
-from mpidist.parameter_server.protocol.signal_relay import Listener, Others, others_of
 from mpidist.parameter_server.server.server import VariableServer
 from mpidist.parameter_server.worker.worker import Worker
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.parameter_server.invitation import Invitation, checked_directory, invite
+from mpidist.strategy.parameter_server.parts import Parts, open_parts, station_of
 from mpidist.strategy.parameter_server.worker_places import WorkerPlaces
 from mpidist.strategy.replica import ReplicaContext
 from mpidist.variables.arena import Arena
@@ -135,16 +133,10 @@ class ParameterServerStrategy(Strategy):
         if roles.workers:
             # An evaluator has none.
             self.pace.require_workers(len(roles.workers))
-        self.chief: Chief | None = None
-        self.places = WorkerPlaces(roles)
-        self.invitation: Invitation | None = None
-        self._station: Station | None = None
-        self._worker: Worker | None = None
-        self._has_ended = self._is_whole_group = False
-        self._partitioner, self._code = variable_partitioner, 0
+        self._be_alone(WorkerPlaces(roles))
         is_evaluator = roles.task_type == "evaluator"
         replicas = Replicas(SoloCommunicator())
-        homes = [] if is_evaluator else self._open(roles, directory, replicas)
+        homes = [] if is_evaluator else self._open(roles, directory, replicas, variable_partitioner)
         super().__init__(replicas, homes[0] if homes else Arena(replicas), cluster_resolver=roles.resolver)
         for home in homes[1:]:
             home.set_strategy(self)
@@ -160,59 +152,57 @@ class ParameterServerStrategy(Strategy):
             # The lines below are the chief's.
             sys.exit(self._code)
 
-    def _open(self, roles: ServerRoles, directory: Path | None, replicas: Replicas) -> list[Home]:
-        """Open what this rank serves or uses.
+    def _be_alone(self, places: WorkerPlaces) -> None:
+        """Have no parts, as an evaluator; see `_have`."""
+        self.places = places
+        self.chief: Chief | None = None
+        self.invitation: Invitation | None = None
+        self._station: Station | None = None
+        self._worker: Worker | None = None
+        self._has_ended = self._is_whole_group = False
+        self._code = 0
 
-        Returns:
-            The homes of variables on this rank, none on a server. Outside of functions it is the first one: a process
-            that is chief and worker makes its variables as the chief.
-        """
+    def _open(
+        self, roles: ServerRoles, directory: Path | None, replicas: Replicas, partitioner: Partitioner | None
+    ) -> list[Home]:
+        """Open what this rank serves or uses; returns its homes, as `_have`."""
         rank, group = roles.group.rank, roles.group
         pushers = list(dict.fromkeys((roles.chief, *roles.workers)))
         slots = slots_of(self.options.heap_bytes, pushers, self.options.slot_bytes)
         heap_bytes = self.options.heap_bytes if rank in roles.servers else 0
         window = open_window(group, heap_bytes, self.options.window, directory is not None)
-        places = self.places
-        self._station = station = Station(
-            window, places.name_of, lambda one: Key(*places.process_of(one)), frozenset({roles.chief, *roles.servers})
-        )
+        whole = Whole(replicas.communicator.order) if rank == roles.chief else contextlib.nullcontext()
+        station = station_of(window, self.places, (roles.chief, *roles.servers), whole)
         make = functools.partial(VariableServer, station, roles.chief, slots, self.options.copy_bytes)
         try:
-            holder = agreement.together(
+            # It raises on all ranks, and so does inviting.
+            agreement.together(
                 group, "having memory for the slots of heaps", make if rank in roles.servers else _nothing
             )
+            if directory is not None:
+                self.invitation = invite(window, slots, self, directory)
         except Exception:
-            # It raises on all ranks, as what is below does.
             window.close()
             raise
         if directory is not None:
-            try:
-                self.invitation = invite(window, slots, self, directory)
-            except Exception:
-                window.close()
-                raise
-            station.roles.append(taker_of(slots) if self.invitation is None else JoinTaker(self.invitation.note))
-        if holder is not None:
-            station.roles.append(holder)
-        if rank in roles.workers:
-            place = InputContext(len(roles.workers), roles.workers.index(rank), 1)
-            self._worker = Worker(
-                station, roles.chief, slots, roles.servers, place, rank,
-                is_relaxed=self.options.consistency == "relaxed",
-            )
-            station.roles.append(self._worker)
-        if rank == roles.chief:
-            self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
-            self.chief.worker = self._worker
-            self.chief.partitioner = self._partitioner
-            station.whole = Whole(replicas.communicator.order)
-            station.roles.append(self.chief)
+            take_joined(station, slots, None if self.invitation is None else self.invitation.note)
+        homes = self._have(open_parts(
+            self, station, slots, self.note_end, partitioner=partitioner,
+            worker=roles.workers.index(rank) if rank in roles.workers else None,
+        ))
+        if self.chief is not None:
             atexit.register(_end_all, weakref.ref(self))
             ending.tell_code()
-            # Before the chief, which keeps messages back during a cut.
-            station.roles.insert(0, Others(station, self.chief.lock))
-        self._listener = Listener(station, roles.chief)
-        station.roles += [self._listener, EndTaker(self.note_end)]
+        return homes
+
+    def _have(self, parts: Parts) -> list[Home]:
+        """Have the parts of this process: on a rank of the job's beginning, and on a worker that has joined.
+
+        Returns:
+            The homes of variables on this rank, none on a server. Outside of functions it is the first one: a process
+            that is chief and worker makes its variables as the chief.
+        """
+        self._station, self._listener, self._worker, self.chief = parts
         return [home for home in (self.chief, self._worker) if home is not None]
 
     @property
@@ -323,7 +313,7 @@ class ParameterServerStrategy(Strategy):
 
     def _end_lost(self, lost: Iterable[int]) -> None:
         """End processes of this host that were given up, for which the launcher would wait. Deaths matter no more."""
-        WATCH.needed, WATCH.is_over = frozenset(), True
+        WATCH.note_end()
         for rank in lost:
             WATCH.end(self.places.process_of(rank))
 
@@ -342,7 +332,7 @@ class ParameterServerStrategy(Strategy):
             self.invitation.close()
         window: Window = station.window
         lost = window.lost() | station.lost | station.left.keys()
-        end = EndNotice(ending.exit_code(), tuple(lost), others_of(station).is_agreed)
+        end = EndNotice(ending.exit_code(), tuple(lost), chief.others.is_agreed)
         chief.exit_code_file.write(end.code)
         if lost & {*self.roles.servers}:
             # All others raise the error of that themselves.

@@ -159,12 +159,12 @@ def value_of(variable: Any) -> Any:
 
 def test_results_that_nobody_keeps_leave_the_chief(communicator: Communicator) -> None:
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
-        del strategy
         value = coordinator.schedule(lambda: np.ones(1000))
         for _ in range(100):
             coordinator.schedule(lambda: np.ones(1000))
         coordinator.join()
-        assert not coordinator._values
+        assert strategy.chief is not None
+        assert not strategy.chief.values
         alive = weakref.ref(value)
         assert value.get().sum() == 1000
         del value

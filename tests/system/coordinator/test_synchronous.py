@@ -62,9 +62,9 @@ print("updates " + json.dumps([tuple(one) for one in RECORDER.updates]), flush=T
 
 KILLED = BEGIN + """
 def lose(pid):
-    left = len(coordinator._closures.workers) - 1
+    left = len(coordinator._queue.workers) - 1
     os.kill(pid, signal.SIGKILL)
-    while len(coordinator._closures.workers) > left:
+    while len(coordinator._queue.workers) > left:
         coordinator.done()
 
 pids = [coordinator.schedule(os.getpid, worker=worker).fetch() for worker in range(3)]
@@ -73,7 +73,7 @@ first = coordinator.schedule(step, (0,), worker=0)
 coordinator.schedule(step, (1,), worker=1)
 coordinator.schedule(step, (2, True), worker=2)
 until_state(pids[2], "T")
-while len(coordinator._versions._open) < 2:
+while len(coordinator._queue.versions._open) < 2:
     coordinator.done()
 lose(pids[0])
 assert optimizer.iterations == 0
@@ -87,7 +87,7 @@ assert (first.fetch(), int(count), optimizer.iterations) == ([10.0, 10.0], 3, 2)
 coordinator.schedule(step, (0,), worker=1)
 again = coordinator.schedule(step_once, (1, pids[2]), worker=2)
 until_state(pids[2], "T")
-while len(coordinator._versions._open) < 1:
+while len(coordinator._queue.versions._open) < 1:
     coordinator.done()
 lose(pids[2])
 coordinator.join()

@@ -30,7 +30,7 @@ def test_a_joiner_that_is_given_up_leaves_when_it_wakes_and_another_has_its_plac
         # As long as it is the only one that runs a function: on a busy machine others would run too long, too.
         job.ask(
             "from mpidist.parameter_server.queue.deadlines import Deadlines\n"
-            "closures = coordinator._closures\n"
+            "closures = coordinator._queue\n"
             "closures._deadlines = Deadlines(0.5)\n"
             "for rank in closures.workers: closures._time(rank)"
         )

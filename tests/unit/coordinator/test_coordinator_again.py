@@ -171,7 +171,7 @@ def test_who_joins_has_data_again() -> None:
 
 def test_the_time_of_a_function_that_was_sent_ahead_begins_with_it() -> None:
     closures = make((FIRST,), timeout=10.0)
-    closures._workers.prefetch = True
+    closures.prefetch = True
     schedule(closures, now=100.0)
     assert overdue(closures, 100.0, 109.0) == []
     schedule(closures, now=109.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ class Worker:
         self.ahead = Ahead(station, self.known, lambda: self.waiting[0] if self.waiting else None)
         # One process has nobody to share its window with: no thread begins.
         self.ahead._is_possible = True
-        self.ahead.turn.share = lambda act: None  # type: ignore[method-assign]
+        self.ahead.lock.share = lambda act: None  # type: ignore[method-assign]
 
     def write(self, number: int, value: float) -> None:
         """Make a version of a variable, as its server does."""
@@ -200,7 +199,6 @@ def test_who_is_lost_drops_what_was_pulled() -> None:
 
 def test_an_error_of_the_thread_is_raised_in_the_function() -> None:
     worker = after_the_first()
-    worker.ahead._station.roles.append(SimpleNamespace(take=lambda *_: False))
     worker.ahead._station.window.ring(0, b"no message")
 
     def run() -> None:

@@ -53,11 +53,10 @@ class Coordinator:
     def __init__(self) -> None:
         self.heard: list[Message] = []
 
-    def take(self, sender: int, message: Message) -> bool:
-        """See `Role.take`."""
+    def take(self, sender: int, message: Message) -> None:
+        """Hear one of them."""
         assert sender == COORDINATOR
         self.heard.append(message)
-        return True
 
 
 class Server:
@@ -69,7 +68,7 @@ class Server:
         self.station = Station(window, str, lambda rank: Key("", rank, ""), frozenset())
         self.coordinator = Coordinator()
         self.holder = VariableServer(self.station, COORDINATOR, SLOTS, copy_bytes)
-        self.station.roles = [self.holder, self.coordinator]
+        self.station.route((Applied, CutDone, Prepared), self.coordinator.take)
         self.memory = window.memory
 
     def place(self, number: int, at: int = 0, *, table_rows: int = 0) -> ServedPlace:
@@ -94,12 +93,13 @@ class Server:
         for kind, variable, value in changes:
             pushed.add(kind, variable, np.full(SIZE, value), step=step if kind == "step" else -1)
         pushed.close()
-        assert self.holder.take(worker, Push(closure, 1, slot, 0, True))
+        self.holder.take(worker, Push(closure, 1, slot, 0, True))
 
     def take(self, *messages: Message) -> None:
         """Take messages of the coordinator."""
         for message in messages:
-            assert self.holder.take(COORDINATOR, message)
+            take = self.holder.take_other if isinstance(message, Discard) else self.holder.take
+            take(COORDINATOR, message)
 
     def listen(self) -> list[Message]:
         """What the coordinator hears until nothing is on its way."""

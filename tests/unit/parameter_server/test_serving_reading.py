@@ -170,13 +170,12 @@ class Giver:
         self.table = table
         self.given = 0
 
-    def take(self, sender: int, message: Message) -> bool:
-        """See `Role.take`."""
+    def take(self, sender: int, message: Message) -> None:
+        """Give rows."""
         assert isinstance(message, Call)
         self.given += 1
         self.table.rows[...] += 1
         self.station.answer(sender, message, lambda _, numbers: self.table.give(numbers))
-        return True
 
 
 def rows_of(window: BusyWindow, *acts: Callable[[HeapTable], object]) -> tuple[list[float], int]:
@@ -184,7 +183,7 @@ def rows_of(window: BusyWindow, *acts: Callable[[HeapTable], object]) -> tuple[l
     station = Station(window, str, lambda rank: Key("", rank, ""), frozenset())
     table = HeapTable(window.memory, TABLE)
     giver = Giver(station, table)
-    station.roles = [giver]
+    station.route([(Call, "rows")], giver.take)
     window.acts = [lambda act=act: act(table) for act in acts]  # type: ignore[misc]  # one of them
     rows = read_rows(station, TABLE, np.array([5, 0, 3]))
     return rows[:, 0].tolist(), giver.given

@@ -23,8 +23,8 @@ def station() -> Station:
 
 
 def test_functions_that_had_ended_before_the_first_look_count_for_nothing(station: Station) -> None:
-    others, counts = Others(station, threading.Lock()), [100, 10]
-    others.follow(lambda: None, lambda: (counts[0], counts[1]))
+    counts = [100, 10]
+    others = Others(station, threading.Lock(), lambda: None, lambda: (counts[0], counts[1]))
     guesses = []
     # The number of functions so far, and how many of them have not ended.
     for now, *counts[:] in (
@@ -41,12 +41,11 @@ class Chief:
     def __init__(self) -> None:
         self.heard: list[tuple[str, object]] = []
 
-    def take(self, sender: int, message: Message) -> bool:
-        """See `Role.take`."""
+    def take(self, sender: int, message: Message) -> None:
+        """Hear of one."""
         assert sender == 0
         assert isinstance(message, Call)
         self.heard.append((message.name, pickle.loads(message.arguments)))
-        return True
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def listener(station: Station) -> Iterator[Listener]:
 
 def test_each_signal_is_told_once_and_a_second_one_too(station: Station, listener: Listener) -> None:
     chief = Chief()
-    station.roles = [listener, chief]
+    station.route([(Call, "listens"), (Call, "signal")], chief.take)
 
     def look() -> list[tuple[str, object]]:
         listener.look()

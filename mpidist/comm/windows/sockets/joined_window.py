@@ -76,6 +76,10 @@ class JoinedWindow(SocketWindow):
             self._turn(_LOOK_SECONDS)
         return [rank for rank in others if rank in self._losses.gone()]
 
+    def note_joined(self) -> None:
+        """Local. The others were told: from now on the end of this process is an end and no death to them."""
+        self.has_joined = True
+
     def lost(self) -> frozenset[int]:
         """Local. See `Window.lost`. Who speaks to this rank no more, having given it up, is lost to it."""
         return super().lost() | (self._losses.gone() & self._door.addresses.keys())

@@ -102,6 +102,10 @@ class Door:
         self._thread = threading.Thread(target=self._wait_for_calls, name=THREAD, daemon=True)
         self._thread.start()
 
+    def open_desk(self, desk: Desk) -> None:
+        """Local. Let processes ask for a rank."""
+        self.desk = desk
+
     def take(self) -> Opened | None:
         """Local. The next connection that was opened, or None."""
         with contextlib.suppress(BlockingIOError):
