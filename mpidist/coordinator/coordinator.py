@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, cast
 from mpidist import tree
 from mpidist.attributes import FixedAttributes
 from mpidist.coordinator.background import keep_going
-from mpidist.coordinator.functions import Naming, SentFunctions, arguments_of, require_function
+from mpidist.coordinator.functions import Naming, SentFunctions, arguments_of
 from mpidist.coordinator.late_builds import LateBuilds
 from mpidist.coordinator.membership import Membership
 from mpidist.coordinator.options import CoordinatorOptions
@@ -139,8 +139,7 @@ class ClusterCoordinator(FixedAttributes):
             TypeError: `fn` cannot be called, or something cannot be sent.
             ValueError: An option out of range.
         """
-        require_function(fn)
-        arguments = arguments_of(args, kwargs)
+        arguments = arguments_of(fn, args, kwargs)
         most = self._options.max_deaths if max_deaths is None else max_deaths
         rules = rules_of(self.strategy.places.ranks, worker, priority, retries, on_error, most)
         with self._chief.lock:
@@ -209,7 +208,7 @@ class ClusterCoordinator(FixedAttributes):
             args: Its arguments.
             kwargs: Its keyword arguments.
         """
-        return self._resource(fn, *arguments_of(args, kwargs))
+        return self._resource(fn, *arguments_of(fn, args, kwargs))
 
     def create_per_worker_dataset(self, dataset_fn: Callable[..., Dataset] | Dataset) -> PerWorkerValues:
         """Local. Let each worker make a data set. `iter` of it gives iterators, one on each worker.
@@ -245,7 +244,6 @@ class ClusterCoordinator(FixedAttributes):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         values: Callable[[int], PerWorkerValues] = PerWorkerValues,
     ) -> PerWorkerValues:
-        require_function(fn)
         with self._chief.lock:
             self._chief.settle()
             work, inputs = self._functions.work(fn, args, kwargs)
@@ -290,16 +288,18 @@ class ClusterCoordinator(FixedAttributes):
         self._waits.show()
         has_read_all = not self._act() and not self._end_round()
         if has_read_all:
-            has_read_all = not self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
+            has_read_all = not self._station.step(0.0 if self._chief.is_one_process else _WAIT_SECONDS)
         self._membership.look(has_read_all=has_read_all)
 
     def _act(self) -> bool:
         """Take a message that is there, or run a function where this process is the worker; whether there was one."""
         with self._station.whole:
-            return self._station.step() or self.strategy.work_here()
+            return self._station.step() or (self._chief.is_one_process and self.strategy.work_here())
 
     def _end_round(self) -> bool:
         """Let updates count that wait for others, if none comes before the program goes on; whether there were some."""
+        if not self.strategy.pace.synchronous:
+            return False
         with self._station.whole:
             actions = self._queue.end_round()
             self._chief.do(actions)
@@ -327,7 +327,7 @@ class ClusterCoordinator(FixedAttributes):
 
     def _look(self) -> None:
         """Go on where no thread does while the program does something else, and no function runs."""
-        if self.strategy.roles.is_one_process and self._chief.here() is self._chief and not self.strategy.is_closed:
+        if self._chief.is_one_process and self._chief.here() is self._chief and not self.strategy.is_closed:
             self._act()
 
     def _wait_for(self, value: Pending) -> None:

@@ -77,24 +77,21 @@ class _Function:
         self.uses = Uses(fn)
 
 
-def require_function(given: object) -> None:
-    """Local. Raise TypeError unless this can be called."""
-    if not callable(given):
-        raise TypeError(f"`fn` must be a function, got {described(given)}")
-
-
 def arguments_of(
-    args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    fn: object, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Local. The arguments of a function as a tuple and a dictionary.
 
     Args:
+        fn: The function.
         args: None for none.
         kwargs: None for none.
 
     Raises:
-        TypeError: `args` is no tuple or list, or `kwargs` no dictionary with names as keys.
+        TypeError: `fn` cannot be called, `args` is no tuple or list, or `kwargs` no dictionary with names as keys.
     """
+    if not callable(fn):
+        raise TypeError(f"`fn` must be a function, got {described(fn)}")
     if args is not None and not isinstance(args, (tuple, list)):
         raise TypeError(f"`args` must be a tuple of the function's arguments, as args=(value,), got {described(args)}")
     if kwargs is not None and not isinstance(kwargs, Mapping):

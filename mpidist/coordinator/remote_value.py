@@ -71,29 +71,17 @@ class RemoteValue:
             self._wait(self)
         if self._end is not None and self._end.end is End.ERROR:
             self._note_told(self._end)
-        return value_of(self._end, self._find)
+        if self._end is None or self._end.end is End.CANCELLED:
+            raise CancelledError("The corresponding function is cancelled. Please reschedule the function.")
+        if self._end.end is not End.RESULT:
+            raise error_of(self._end)
+        return load(self._end.payload, self._find)
 
-    def fetch(self) -> Any:
-        """Local. As `get`."""
-        return self.get()
+    fetch = get
 
     def __repr__(self) -> str:
         state = "in progress" if self._end is None else self._end.end.value
         return f"<mpidist.coordinator.RemoteValue, {state}>"
-
-
-def value_of(end: ClosureEnd | None, find: Callable[[tuple[Any, ...]], Any]) -> Any:
-    """Local. The result of a closure, or its error raised.
-
-    Args:
-        end: The end of the closure.
-        find: Gives the object of a handle.
-    """
-    if end is None or end.end is End.CANCELLED:
-        raise CancelledError("The corresponding function is cancelled. Please reschedule the function.")
-    if end.end is not End.RESULT:
-        raise error_of(end)
-    return load(end.payload, find)
 
 
 def error_of(end: ClosureEnd) -> BaseException:

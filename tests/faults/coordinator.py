@@ -14,16 +14,17 @@ DEADLINES = "unit/parameter_server/test_deadlines.py::test_"
 
 FAULTS = (
     Fault(
-        "a server that has answered is blamed", "parameter_server/queue/reports.py", "pushed - one.prepared", "pushed",
+        "a server that has answered is blamed", "parameter_server/queue/unfinished.py",
+        "pushed - one.prepared", "pushed",
         AGAIN + "a_server_owes_until_it_has_answered_and_then_until_it_has_applied",
     ),
     Fault(
-        "a server that does not apply is not named", "parameter_server/queue/reports.py",
+        "a server that does not apply is not named", "parameter_server/queue/unfinished.py",
         "one.unapplied if one.is_decided else pushed - one.prepared", "pushed - one.prepared",
         AGAIN + "a_server_owes_until_it_has_answered_and_then_until_it_has_applied",
     ),
     Fault(
-        "a server owes since the last of two functions", "parameter_server/queue/reports.py",
+        "a server owes since the last of two functions", "parameter_server/queue/unfinished.py",
         "found.setdefault(server, since)", "found[server] = since",
         AGAIN + "a_server_owes_since_the_first_of_two_functions",
     ),
@@ -34,7 +35,7 @@ FAULTS = (
         AGAIN + "a_server_owes_nothing_for_an_attempt_that_is_void",
     ),
     Fault(
-        "a worker runs a function while it makes a value", "parameter_server/queue/reports.py",
+        "a worker runs a function while it makes a value", "parameter_server/queue/unfinished.py",
         "if worker.building:", "if worker.building and not worker.running:",
         AGAIN + "the_value_that_is_made_first_is_told_of_first",
     ),
@@ -86,8 +87,8 @@ FAULTS = (
         AGAIN + "losses_are_no_failures_of_a_function_that_is_tried_again",
     ),
     Fault(
-        "the second failure of an input", "parameter_server/queue/awaiting_inputs.py",
-        "self._takers.pop(ended, ()) if closure in self._inputs]", "self._takers.pop(ended, ())]",
+        "the second failure of an input", "parameter_server/queue/waiting.py",
+        "self.takers.pop(ended, ()) if closure in self.inputs]", "self.takers.pop(ended, ())]",
         AGAIN + "the_second_failure_of_an_input_ends_nothing_twice",
     ),
     Fault(
@@ -109,7 +110,7 @@ FAULTS = (
     Fault(
         "a function that was sent ahead runs since its worker began the one before",
         "parameter_server/queue/worker_table.py",
-        "        self.running.pop(0)\n        self.since = now\n", "        self.running.pop(0)\n",
+        "        worker.running.pop(0)\n        worker.since = now\n", "        worker.running.pop(0)\n",
         AGAIN + "the_time_of_a_function_that_was_sent_ahead_begins_with_it",
     ),
     Fault(
@@ -207,7 +208,7 @@ FAULTS = (
         DEADLINES + "who_makes_a_value_of_its_own_is_never_late",
     ),
     Fault(
-        "the time of a function begins when it is sent", "parameter_server/queue/closures.py",
+        "the time of a function begins when it is sent", "parameter_server/queue/unfinished.py",
         "                self._time(sender, is_loading=not message.is_loaded)\n", "                pass\n",
         "unit/coordinator/test_coordinator_closures.py::test_a_function_has_its_time_from_when_it_has_begun",
     ),

@@ -99,7 +99,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "who serves loses the program's handler", "failures/deaths.py",
-        "if at_end or signal.getsignal(signal.SIGUSR1) is self._handler:", "if True:",
+        "if (at_end or signal.getsignal(signal.SIGUSR1) is self._handler) and", "if",
         f"{_SECOND}a_handler_that_the_program_sets_later_is_its_own",
     ),
     Fault(

@@ -76,7 +76,7 @@ FAULTS: tuple[Fault, ...] = (
         "unit/coordinator/test_one_process_coordinator.py::test_signals_of_one_key_press_are_one_interrupt",
     ),
     Fault(
-        "a coordinator goes on without a message", "parameter_server/chief/uninterrupted.py",
+        "a coordinator goes on without a message", "parameter_server/protocol/thread_guard.py",
         "        self._is_torn = self._is_torn or isinstance(error, KeyboardInterrupt)\n", "",
         "unit/coordinator/test_one_process_coordinator.py::test_a_second_interrupt_in_a_message_ends_the_coordinator",
     ),

@@ -81,7 +81,7 @@ FAULTS = (
         HOLDER + "a_push_may_fill_its_slot_and_not_more",
     ),
     Fault(
-        "a worker waits for the first of its two updates", "parameter_server/worker/unapplied_updates.py",
+        "a worker waits for the first of its two updates", "parameter_server/worker/running_closure.py",
         "                unapplied -= {offset for",
         "                if [offset for offset in unapplied if is_free(self._station.window, server, offset)]:\n"
         "                    unapplied.clear()\n"

@@ -26,7 +26,7 @@ from mpidist.parameter_server.protocol.messages import (
     Send,
 )
 from mpidist.parameter_server.queue.closures import Closures
-from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
+from mpidist.parameter_server.queue.waiting import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import ClosureEnd, Name, ResourceEnd, Rules, Work
 from mpidist.parameter_server.server.snapshot import Cutting, ElementRange
 from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Save, Staging

@@ -131,7 +131,7 @@ NOTHING, HEARD = 0, 1
 def freeze(thing: Any) -> Any:
     """A hashable picture of a state. Only the order of free workers counts; that of other dictionaries does not."""
     if isinstance(thing, FreeWorkers):
-        return tuple(map(tuple, thing._by_running))
+        return tuple(map(tuple, thing.by_running))
     if isinstance(thing, dict):
         return frozenset((key, freeze(value)) for key, value in thing.items())
     if isinstance(thing, (list, tuple)):

@@ -108,6 +108,8 @@ RECORDS = {
         "self._closures[one.closure]": "Closure",
     },
     "parameter_server/queue/data_positions.py": {"place": "_Place"},
+    "parameter_server/queue/resources.py": {"worker": "WorkerRecord"},
+    "parameter_server/queue/worker_table.py": {"worker": "WorkerRecord"},
     "parameter_server/server/staging.py": {"staged": "_Staged"},
 }
 NO_PARTS = {
@@ -117,7 +119,7 @@ NO_PARTS = {
     },
     "parameter_server/chief/dropped_objects.py": {
         # Of the standard library, which has no argument for it.
-        "weakref.finalize(given, self._noted.append, (kind, number, place))": "weakref.finalize",
+        "weakref.finalize(given, self.noted.append, (kind, number, place))": "weakref.finalize",
     },
     # An exception of the program, whose constructor must not be called.
     "parameter_server/protocol/sent_errors.py": {"error": "BaseException"},

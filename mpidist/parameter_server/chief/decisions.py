@@ -216,12 +216,15 @@ class Decisions:
         """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
         self.require_decided()
         require_open(self.station.window)
-        self.dropped.let_go()
+        # Asked here: at most functions there is nothing to do.
+        if self.dropped.noted:
+            self.dropped.let_go()
         self._wait_for_writes(self.commits.servers)
 
     def _wait_for_writes(self, servers: Iterable[int]) -> None:
         # A write names variables: servers must have heard of them.
-        self._maker.finish()
+        if self._maker.unfinished:
+            self._maker.finish()
         if not self.commits.unapplied:
             return
         for server in filter(self.commits.unwritten, servers):

@@ -21,6 +21,9 @@ class Dropped:
         give: Gives the memory of a variable back.
         finish: Has servers make what they have not been told of; they forget nothing that they do not know.
         discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
+
+    Attributes:
+        noted: What the program has dropped, and nobody was told: kinds, numbers and places of variables.
     """
 
     def __init__(
@@ -32,8 +35,7 @@ class Dropped:
         self._give = give
         self._finish = finish
         self._discard = discard
-        # The kind, the number and the place of each object.
-        self._noted: deque[tuple[str, int, ServedPlace | None]] = deque()
+        self.noted: deque[tuple[str, int, ServedPlace | None]] = deque()
 
     def note(self, given: object, kind: str, number: int, place: ServedPlace | None = None) -> None:
         """Local. Let `let_go` know when the program has dropped an object.
@@ -45,16 +47,16 @@ class Dropped:
             place: The place of a variable.
         """
         # Called in any thread, in the middle of anything: it only notes, and nothing is sent here.
-        weakref.finalize(given, self._noted.append, (kind, number, place)).atexit = False
+        weakref.finalize(given, self.noted.append, (kind, number, place)).atexit = False
 
     def let_go(self) -> None:
         """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
-        if self._noted:
+        if self.noted:
             self._finish()
         # A cut may still read the memory, and servers may keep back what changes it.
-        while self._noted and not self._commits.saving:
+        while self.noted and not self._commits.saving:
             with self._station.whole:
-                self._let_go(*self._noted.popleft())
+                self._let_go(*self.noted.popleft())
 
     def _let_go(self, kind: str, number: int, place: ServedPlace | None) -> None:
         if place is not None:

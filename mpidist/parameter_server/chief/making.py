@@ -31,6 +31,9 @@ class VariableMaker:
         station: The station of the chief.
         begin: The first byte of each heap that variables may use.
         give: Gives the memory of a variable back that cannot be made.
+
+    Attributes:
+        unfinished: Whether servers may not have made some variable: `finish` waits for it.
     """
 
     def __init__(self, station: Station, begin: int, give: Callable[[ServedPlace], None]) -> None:
@@ -41,6 +44,7 @@ class VariableMaker:
         self._waiting: dict[int, list[NewVariable]] = {}
         self._memory: dict[int, int] = {}
         self._bytes = 0
+        self.unfinished = False
         # Servers, and the numbers of calls that they have not answered.
         self._called: deque[tuple[int, int]] = deque()
 
@@ -72,6 +76,7 @@ class VariableMaker:
             given = value
         elif value is not None and is_small:
             given = np.asarray(value, place.dtype).tobytes()
+        self.unfinished = True
         self._waiting.setdefault(place.server, []).append(NewVariable(place, name, fill, given))
         self._bytes += _ENTRY_BYTES + (len(given) if isinstance(given, bytes) else 0)
         if not is_small:
@@ -98,6 +103,7 @@ class VariableMaker:
                 # After an interrupt the next one waits for it.
                 if not self._station.is_awaiting(number):
                     self._called.popleft()
+        self.unfinished = False
 
     def _tell(self) -> None:
         # No interrupt comes between sending a message and noting that it is waited for.

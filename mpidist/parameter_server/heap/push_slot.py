@@ -171,18 +171,6 @@ def free_slot(memory: AnyArray, offset: int) -> None:
     memory[offset : offset + 8] = 0
 
 
-def changes_in(memory: AnyArray, offset: int) -> list[Change]:
-    """Local. The changes in a slot, in their order.
-
-    Args:
-        memory: The heap.
-        offset: The offset of the slot.
-    """
-    begin, size = memory[offset : offset + _HEAD_BYTES].view(np.uint64).tolist()
-    table: list[tuple[Any, ...]] = pickle.loads(memory[offset + begin : offset + begin + size].tobytes())
-    return [Change(*entry) for entry in table]
-
-
 def read_pushed(memory: AnyArray, offset: int) -> Iterator[tuple[Change, AnyArray]]:
     """Local. The changes in a slot, in their order, with their arrays, which may be used up.
 
@@ -190,7 +178,10 @@ def read_pushed(memory: AnyArray, offset: int) -> Iterator[tuple[Change, AnyArra
         memory: The heap.
         offset: The offset of the slot.
     """
-    for change in changes_in(memory, offset):
+    begin, size = memory[offset : offset + _HEAD_BYTES].view(np.uint64).tolist()
+    table: list[tuple[Any, ...]] = pickle.loads(memory[offset + begin : offset + begin + size].tobytes())
+    for entry in table:
+        change = Change(*entry)
         dtype = named_dtype(change.dtype)
         start = offset + change.begin
         yield change, memory[start : start + change.size * dtype.itemsize].view(dtype)

@@ -1,4 +1,8 @@
-"""The threads of a process use its window one after the other, and children that are forked from it do not."""
+"""Threads, forked children and interrupts: what may not come between, or inside, the messages of a process.
+
+Threads use its window one after the other, children that are forked from it do not, and on the chief KeyboardInterrupt
+comes between messages, never inside one.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from threading import RLock, get_ident
+from threading import RLock, get_ident, main_thread
 from types import TracebackType
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
+from mpidist.comm.calls.order import CallOrder
+from mpidist.errors import InterruptedCallError
+from mpidist.failures.interrupts import INTERRUPTS
 from mpidist.observe.output import flush
 
 W = TypeVar("W", bound="OwnThreads")
@@ -221,3 +228,36 @@ def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenat
             return method(self, *args, **kwargs)
 
     return call
+
+
+class Whole:
+    """`with whole:` surrounds what is done to its end; one may stand in another. Threads of ours are not interrupted.
+
+    Args:
+        order: The order of calls that no other rank makes.
+    """
+
+    def __init__(self, order: CallOrder) -> None:
+        self._order = order
+        self._is_torn = False
+
+    def __enter__(self) -> None:
+        if get_ident() != main_thread().ident:
+            return
+        if self._is_torn:
+            # A message may be lost, and who waits for what it asked for would never stop.
+            raise InterruptedCallError(
+                "a second interrupt has ended a message between the chief and other ranks in the middle, so that the "
+                "coordinator can do nothing more. Start the job again: a program that saves checkpoints resumes from "
+                "the last one"
+            )
+        self._order.during("a message of parameter servers")
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if get_ident() != main_thread().ident:
+            return
+        self._is_torn = self._is_torn or isinstance(error, KeyboardInterrupt)
+        self._order.__exit__(kind, error, trace)
+        if error is None and self._order.is_asked and not self._order.is_inside:
+            # It came between two messages. No other rank raises it with this one.
+            INTERRUPTS.deliver(is_own=True)

@@ -17,26 +17,22 @@ from typing import TypeAlias
 from mpidist.parameter_server.protocol.messages import (
     OWN_WRITE,
     Applied,
-    Began,
-    Built,
-    CutDone,
     Do,
     Failed,
     Fence,
     Finished,
     Message,
-    Pong,
     Prepared,
     Send,
     Timed,
 )
 from mpidist.parameter_server.protocol.references import with_inputs
-from mpidist.parameter_server.queue.commits import Attempt, Commits
+from mpidist.parameter_server.queue.commits import Attempt
 from mpidist.parameter_server.queue.deadlines import Deadlines
 from mpidist.parameter_server.queue.resources import Resources
 from mpidist.parameter_server.queue.staleness import Versions
-from mpidist.parameter_server.queue.suspects import give_up
 from mpidist.parameter_server.queue.unfinished import Book
+from mpidist.parameter_server.queue.waiting import give_up
 from mpidist.parameter_server.queue.work import Closure, ClosureEnd, End, ResourceEnd, Rules, Work
 from mpidist.parameter_server.queue.worker_table import WorkerRecord, WorkerTable
 
@@ -64,7 +60,6 @@ class Closures(Book):
         error: The first error since `take_error`.
     """
 
-    commits: Commits
     limit: int = QUEUE_SIZE
     timeout: InitVar[float | None] = None
     prefetch: bool = False
@@ -73,7 +68,7 @@ class Closures(Book):
     _is_cancelling: bool = False
 
     def __post_init__(self, timeout: float | None) -> None:
-        self._deadlines = None if timeout is None else Deadlines(timeout)
+        self.take_options(self.limit, timeout, prefetch=self.prefetch)
         self._workers = WorkerTable()
         self.workers = self._workers.by_rank
         self.resources = Resources(self.workers)
@@ -212,23 +207,9 @@ class Closures(Book):
             actions = self._prepared(sender, message)
         elif isinstance(message, Applied):
             actions = self._applied(sender, message)
-        elif isinstance(message, Built):
-            actions = [*self.resources.built(sender, message, now)]
-            self._time(sender)
-            return actions
-        elif isinstance(message, Began):
-            if self._is_current(sender, message.closure, message.attempt):
-                self._time(sender, is_loading=not message.is_loaded)
-            return []
-        elif isinstance(message, Pong):
-            if self._deadlines is not None:
-                self._deadlines.answered(sender, message.number, now)
-            return []
-        elif isinstance(message, CutDone):
-            self.commits.cut_done(sender, message)
-            return []
         else:
-            return None
+            noted = self._noted(sender, message, now)
+            return None if noted is None else [*noted]
         return [*actions, *self._dispatch(now)]
 
     # ------------------------------------------------------------------ inside
@@ -334,7 +315,7 @@ class Closures(Book):
 
     def end_round(self) -> list[Action]:
         """Local. Let updates count that wait for others, if there will be no others before the program goes on."""
-        return [*self._commit(self.versions.rest(self.in_flight + len(self._suspects)))]
+        return [*self._commit(self.versions.rest(self.in_flight + len(self._suspects.held)))]
 
     def _decide(self, number: int) -> list[Action]:
         """Decide an attempt that is finished, and prepared by all servers that it has pushed to."""
@@ -367,7 +348,8 @@ class Closures(Book):
     def _note_decided(self, attempt: Attempt) -> None:
         finished = self._closures[attempt.closure].finished
         self.workers[attempt.worker].finished.remove(attempt.closure)
-        self.resources.positions.note(attempt.worker, finished.read if finished else ())
+        if finished is not None and finished.read:
+            self.resources.positions.note(attempt.worker, finished.read)
 
     def _applied(self, server: int, message: Applied) -> list[Action]:
         if message.attempt == OWN_WRITE:
@@ -400,6 +382,8 @@ class Closures(Book):
             self.versions.end(one)
             if end is End.ERROR and closure.rules.on_error == "cancel" and self.error is None:
                 self.error = ClosureEnd(one, end, payload, text)
+            if one not in self._awaiting.takers:
+                continue
             if end is End.RESULT:
                 for waiting, inputs in self._awaiting.note(one, payload):
                     begun = self._closures[waiting]

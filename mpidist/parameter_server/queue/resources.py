@@ -87,7 +87,8 @@ class Resources:
         worker = self.workers.get(rank)
         if worker is None:
             return []
-        worker.built(message.resource, now)
+        worker.building.remove(message.resource)
+        worker.since = now
         if message.resource not in worker.building:
             error = message.traceback.rstrip().rpartition("\n")[2]
             self.positions.built(rank, message.resource, message.begun or error)

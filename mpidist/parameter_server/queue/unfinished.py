@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mpidist.parameter_server.protocol.messages import Send
-from mpidist.parameter_server.queue.awaiting_inputs import Awaiting
+from mpidist.parameter_server.protocol.messages import Began, Built, CutDone, Message, Pong, Send
+from mpidist.parameter_server.queue.commits import Commits
 from mpidist.parameter_server.queue.deadlines import Deadlines
-from mpidist.parameter_server.queue.reports import owing, running
 from mpidist.parameter_server.queue.resources import Resources
-from mpidist.parameter_server.queue.suspects import Suspects, name_of, tell_deaths
-from mpidist.parameter_server.queue.work import Closure, Owing, Rules, Running, Work
+from mpidist.parameter_server.queue.waiting import Awaiting, Suspects, name_of, tell_deaths
+from mpidist.parameter_server.queue.work import Closure, Owing, ResourceEnd, Rules, Running, Work
 from mpidist.parameter_server.queue.worker_table import WorkerRecord, WorkerTable
 
 # Of closures under suspicion.
@@ -22,11 +21,15 @@ _TOLD = 3
 class Book:
     """All closures that have not ended, and the workers.
 
+    Args:
+        commits: The order of commits.
+
     Attributes:
         workers: The workers that are not lost, by rank.
         resources: What each worker has a copy of.
     """
 
+    commits: Commits
     workers: dict[int, WorkerRecord] = field(init=False)
     resources: Resources = field(init=False)
     _workers: WorkerTable = field(init=False)
@@ -58,7 +61,7 @@ class Book:
 
     @property
     def _not_begun(self) -> int:
-        return len(self._workers.waiting) + len(self._awaiting) + len(self._suspects)
+        return self._workers.waiting.count + len(self._awaiting.inputs) + len(self._suspects.held)
 
     def uses(self, data: int) -> bool:
         """Local. Whether a closure that has not ended takes an iterator over workers' own data."""
@@ -87,6 +90,25 @@ class Book:
         """Local. The workers whose closure runs longer than the time limit: to be reported as `lost`."""
         return [] if self._deadlines is None else self._deadlines.overdue(self.workers)
 
+    def _noted(self, sender: int, message: Message, now: float) -> list[ResourceEnd] | None:
+        """Take note of what decides nothing; None if the message is another one."""
+        ends: list[ResourceEnd] = []
+        if isinstance(message, Built):
+            ends = self.resources.built(sender, message, now)
+            self._time(sender)
+        elif isinstance(message, Began):
+            # A word of an attempt that was given to another worker meanwhile starts no clock.
+            if self._is_current(sender, message.closure, message.attempt):
+                self._time(sender, is_loading=not message.is_loaded)
+        elif isinstance(message, Pong):
+            if self._deadlines is not None:
+                self._deadlines.answered(sender, message.number, now)
+        elif isinstance(message, CutDone):
+            self.commits.cut_done(sender, message)
+        else:
+            return None
+        return ends
+
     def _time(self, rank: int, sends: Sequence[Send] = (), *, is_loading: bool = False) -> None:
         """A worker begins something, or is sent it: the time for it begins now."""
         if self._deadlines is not None and rank in self.workers:
@@ -100,7 +122,7 @@ class Book:
     @property
     def has_suspects(self) -> bool:
         """Local. Whether a closure waits until the loss of its last worker is settled."""
-        return len(self._suspects) > 0
+        return bool(self._suspects.held)
 
     def suspects(self) -> list[str]:
         """Local. The closures that have lost workers, and those workers, in words; the worst ones of many."""
@@ -110,8 +132,21 @@ class Book:
 
     def running(self) -> list[Running]:
         """Local. The work of each worker that has something to do."""
-        return running(self.workers, self._closures, self.resources.label)
+        found = []
+        for rank, worker in self.workers.items():
+            if worker.building:
+                found.append(Running(rank, 0, 0, self.resources.label(min(worker.building)), 0.0))
+            elif worker.running:
+                closure = self._closures[worker.running[0]]
+                found.append(Running(rank, worker.running[0], closure.attempt, closure.work.label, worker.since))
+        return found
 
     def owing(self) -> list[Owing]:
         """Local. The servers from which a finished closure awaits something."""
-        return owing(self._finished, self._closures)
+        found: dict[int, float] = {}
+        for number, since in self._finished.items():
+            one = self._closures[number]
+            pushed = frozenset(one.finished.servers if one.finished else ())
+            for server in one.unapplied if one.is_decided else pushed - one.prepared:
+                found.setdefault(server, since)
+        return [Owing(*one) for one in sorted(found.items())]

@@ -7,8 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from mpidist.parameter_server.protocol.messages import SLOTS, Define, Discard, Send
-from mpidist.parameter_server.queue.ready import Waiting
 from mpidist.parameter_server.queue.staleness import Versions
+from mpidist.parameter_server.queue.waiting import Waiting
 from mpidist.parameter_server.queue.work import Rules, Work
 
 
@@ -64,16 +64,6 @@ class WorkerRecord:
         self.running.append(closure)
         return slot
 
-    def returned(self, now: float) -> None:
-        """Local. It has finished, or failed, the closure that it ran; the slot is still in use."""
-        self.running.pop(0)
-        self.since = now
-
-    def built(self, resource: int, now: float) -> None:
-        """Local. It has made a resource, or could not."""
-        self.building.remove(resource)
-        self.since = now
-
     def runs(self) -> int | None:
         """Local. The closure that it runs, or is about to; None if it runs none, or makes a resource before that."""
         return self.running[0] if self.running and not self.building else None
@@ -81,14 +71,18 @@ class WorkerRecord:
 
 @dataclass
 class FreeWorkers:
-    """The workers that can be given a closure: those that run none, and those that run one. Free longest is first."""
+    """The workers that can be given a closure. Free longest is first.
 
-    _by_running: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
+    Attributes:
+        by_running: The ranks of those that run no closure, and of those that run one.
+    """
+
+    by_running: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
 
     def note(self, worker: WorkerRecord) -> None:
         """Local. Put a worker where it belongs, after a change of it."""
-        running = len(worker.running) if None in worker.slots else len(self._by_running)
-        for number, ranks in enumerate(self._by_running):
+        running = len(worker.running) if None in worker.slots else len(self.by_running)
+        for number, ranks in enumerate(self.by_running):
             if number == running:
                 ranks[worker.rank] = None
             else:
@@ -96,12 +90,8 @@ class FreeWorkers:
 
     def remove(self, rank: int) -> None:
         """Local. Forget a worker that is lost."""
-        for ranks in self._by_running:
+        for ranks in self.by_running:
             ranks.pop(rank, None)
-
-    def ranks(self, running: int) -> list[int]:
-        """Local. The ranks of free workers that run so many closures, 0 or 1."""
-        return list(self._by_running[running])
 
 
 class Start(NamedTuple):
@@ -158,10 +148,10 @@ class WorkerTable:
             prefetch: As of `Closures`.
         """
         starts: list[Start] = []
-        if not self.waiting:
+        if not self.waiting.count:
             return starts
         for running in range(1 + prefetch):
-            for rank in self._free.ranks(running):
+            for rank in list(self._free.by_running[running]):
                 worker = self.by_rank[rank]
                 if not versions.may_begin(is_owing=bool(worker.finished)):
                     continue
@@ -174,7 +164,8 @@ class WorkerTable:
 
     def returned(self, worker: WorkerRecord, now: float) -> None:
         """Local. A worker has finished, or failed, the closure that it ran; the slot is still in use."""
-        worker.returned(now)
+        worker.running.pop(0)
+        worker.since = now
         self._free.note(worker)
 
     def release(self, rank: int | None, closure: int) -> None:

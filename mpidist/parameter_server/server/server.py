@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half, named_dtype
-from mpidist.parameter_server.heap.dense import VERSION, HeapVariable
+from mpidist.parameter_server.heap.dense import VERSION, HeapVariable, Updates
 from mpidist.parameter_server.heap.layout import FIRST_BYTES, HeapFullError, Slots
 from mpidist.parameter_server.heap.new_variables import Drawn, NewVariable, end_of
 from mpidist.parameter_server.heap.pages import HeapMemory
@@ -73,7 +73,7 @@ class VariableServer:
         self._cutting = Cutting(copy_bytes)
         self._saver: Saver | None = None
         self._variables: dict[int, HeapVariable] = {}
-        self._updates: dict[int, TableUpdates] = {}
+        self._updates: dict[int, Updates] = {}
         # By closure and attempt the pickled errors of updates that are being applied.
         self._refused: dict[tuple[int, int], bytes] = {}
         self._calls: dict[str, Callable[..., Any]] = {
@@ -249,7 +249,8 @@ class VariableServer:
         places = [self._variables[number].place for number in slots]
         largest = max((place.bytes // (TABLE_SHARE if place.block_rows else 1) for place in places), default=0)
         has_halves = any(is_half(np.dtype(place.dtype)) for place in places)
-        self._updates[optimizer] = TableUpdates(kernel, options, states, largest, has_halves=has_halves)
+        kind = TableUpdates if any(place.block_rows for place in places) else Updates
+        self._updates[optimizer] = kind(kernel, options, states, largest, has_halves=has_halves)
 
     def _begin(self, number: int) -> int:
         """Begin a version that the coordinator writes one-sidedly; the number of its buffer."""

@@ -44,10 +44,8 @@ from mpidist.parameter_server.protocol.thread_guard import OwnThreads, one_at_a_
 from mpidist.parameter_server.worker.dataset_iterator import NotMade, OwnIterator, ended
 from mpidist.parameter_server.worker.optimizer import Builder
 from mpidist.parameter_server.worker.prefetch import Ahead
-from mpidist.parameter_server.worker.reads import Reads
-from mpidist.parameter_server.worker.running_closure import Added, RunningClosure
+from mpidist.parameter_server.worker.running_closure import Added, OwnUpdates, Reads, RunningClosure
 from mpidist.parameter_server.worker.sent_function import SentFunction
-from mpidist.parameter_server.worker.unapplied_updates import OwnUpdates
 from mpidist.recorder.recorder import RECORDER
 from mpidist.variables.kinds.served import ServedHome, ServedPlace, ServedVariable
 from mpidist.variables.kinds.sharded import ShardedVariable
@@ -151,9 +149,10 @@ class Worker(ServedHome, OwnThreads):
         self._own_updates.begin(slot)
         self._reads.begin(do.function)
         try:
-            self._tell(do, is_loaded=False)
+            if self._is_timed:
+                self._tell(do, is_loaded=False)
             with RECORDER.during_closure(do.closure, do.attempt, lambda: self._named.get(("function", do.function))):
-                with self._ahead.during(do), self.during_function():
+                with self._ahead.during(do) if do.is_followed else contextlib.nullcontext(), self.during_function():
                     data = references.dump_result(self._call(do.function, do.arguments, do))
                 for pushed in closure.pushed.values():
                     pushed.close()
@@ -188,16 +187,15 @@ class Worker(ServedHome, OwnThreads):
         return Built(build.resource, begun=own.begun)
 
     def _tell(self, do: Do, *, is_loaded: bool) -> None:
-        if self._is_timed:
-            # The thread that pulls ahead may use the window.
-            with self.lock:
-                self._send(Began(do.closure, do.attempt, is_loaded))
+        # With the lock: the thread that pulls ahead may use the window.
+        with self.lock:
+            self._send(Began(do.closure, do.attempt, is_loaded))
 
     def _call(self, function: int, pickled: bytes, do: Do | None = None) -> Any:
         with self.strategy.inside(), self.in_this_process():
             arguments, named = references.load(pickled, self._find)
             called = self._find(("function", function))
-            if do is not None:
+            if do is not None and self._is_timed:
                 self._tell(do, is_loaded=True)
             return called(*arguments, **named)
 
@@ -268,11 +266,12 @@ class Worker(ServedHome, OwnThreads):
                 "the next closure"
             )
         if place.number not in closure.values:
-            value = self._ahead.take(place)
+            is_followed = closure.do.is_followed
+            value = self._ahead.take(place) if is_followed else None
             if value is None:
                 self._own_updates.wait(place.server)
                 had = closure.values, closure.stepped
-                found = self._reads.read(place, had, is_alone=self._ahead.is_pulling)
+                found = self._reads.read(place, had, is_alone=is_followed and self._ahead.is_pulling)
             else:
                 self._reads.known[place.number] = value
                 found = {place.number: value}

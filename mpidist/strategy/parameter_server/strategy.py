@@ -30,13 +30,13 @@ from mpidist.failures.deaths import WATCH
 from mpidist.observe.output import flush, say
 from mpidist.options import RunOptions
 from mpidist.parameter_server.chief.chief import Chief
-from mpidist.parameter_server.chief.uninterrupted import Whole
 from mpidist.parameter_server.heap.join_notice import take_joined
 from mpidist.parameter_server.heap.layout import slots_of
 from mpidist.parameter_server.options import ServerOptions, pace_of
 from mpidist.parameter_server.protocol.end_notice import EndNotice
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Send
+from mpidist.parameter_server.protocol.thread_guard import Whole
 from mpidist.parameter_server.server.server import VariableServer
 from mpidist.parameter_server.worker.worker import Worker
 from mpidist.strategy.base import Strategy

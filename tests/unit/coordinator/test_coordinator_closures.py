@@ -37,7 +37,7 @@ from mpidist.parameter_server.protocol.messages import (
 from mpidist.parameter_server.protocol.references import with_inputs
 from mpidist.parameter_server.queue.closures import Action, Closures
 from mpidist.parameter_server.queue.commits import Commits, RateError
-from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
+from mpidist.parameter_server.queue.waiting import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import ClosureEnd, End, Name, ResourceEnd, Rules, Work
 from mpidist.parameter_server.worker.dataset_iterator import PassPart
 

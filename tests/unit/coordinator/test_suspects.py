@@ -11,7 +11,7 @@ from mpidist.errors import FatalFunctionError
 from mpidist.parameter_server.protocol.messages import Finished
 from mpidist.parameter_server.protocol.references import arguments_label, dump_arguments
 from mpidist.parameter_server.queue.closures import Action
-from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
+from mpidist.parameter_server.queue.waiting import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import ClosureEnd, End, Name, Rules, Work
 from tests.unit.coordinator.test_coordinator_closures import (
     FIRST,

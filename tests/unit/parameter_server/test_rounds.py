@@ -24,8 +24,8 @@ from mpidist.parameter_server.protocol.messages import (
 )
 from mpidist.parameter_server.queue.closures import Closures
 from mpidist.parameter_server.queue.commits import Commits
-from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
 from mpidist.parameter_server.queue.synchronous import Rounds
+from mpidist.parameter_server.queue.waiting import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import Name, Rules, Work
 from mpidist.recorder.recorder import Update
 from tests.model.turns import take_turns

@@ -36,7 +36,7 @@ from mpidist.parameter_server.protocol.messages import (
 )
 from mpidist.parameter_server.server.server import VariableServer
 from mpidist.parameter_server.server.snapshot import ElementRange
-from mpidist.parameter_server.worker.unapplied_updates import OwnUpdates
+from mpidist.parameter_server.worker.running_closure import OwnUpdates
 from mpidist.variables.kinds.served import ServedPlace
 from mpidist.variables.variable import Read
 

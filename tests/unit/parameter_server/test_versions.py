@@ -12,7 +12,7 @@ from mpidist.parameter_server.protocol.messages import Applied, Commit, Do, Fenc
 from mpidist.parameter_server.queue.closures import Closures
 from mpidist.parameter_server.queue.commits import Commits
 from mpidist.parameter_server.queue.staleness import Versions
-from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
+from mpidist.parameter_server.queue.waiting import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import Name, Rules, Work
 from mpidist.recorder.recorder import Update
 from tests.model.turns import take_turns
