@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
@@ -21,7 +22,7 @@ from mpidist.coordinator.worker_datasets import DataSets
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
 from mpidist.parameter_server.chief.chief import Chief
-from mpidist.parameter_server.chief.decisions import Pending, Scheduler
+from mpidist.parameter_server.chief.decisions import Scheduler
 from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.queue.closures import QUEUE_SIZE
 from mpidist.parameter_server.queue.work import MAX_DEATHS, ClosureEnd, End, rules_of
@@ -89,6 +90,9 @@ class ClusterCoordinator(FixedAttributes):
         self._builds = LateBuilds(strategy, self._chief, self._station, self._find)
         self._names = Names(strategy, self._chief, self._builds)
         self._functions = SentFunctions(Naming(self._names.handle_of, self._names.name_of, self._chief.dropped.note))
+        self._value = functools.partial(
+            RemoteValue, wait=self._wait_for, find=self._find, look=self._look, note_told=self._note_told
+        )
         # An error that the program has got from a value.
         self._told: ClosureEnd | None = None
         self._data_sets = DataSets(
@@ -176,7 +180,8 @@ class ClusterCoordinator(FixedAttributes):
         """Local. Whether all functions have ended; raises as `join`."""
         with self._chief.lock:
             # After an error nothing more begins.
-            while self._queue.error is None and (self._act() or self._end_round()):
+            makes_rounds = self.strategy.pace.synchronous
+            while self._queue.error is None and (self._act() or (makes_rounds and self._end_round())):
                 pass
             self._membership.look()
             self._raise_error()
@@ -248,7 +253,7 @@ class ClusterCoordinator(FixedAttributes):
             self._chief.settle()
             work, inputs = self._functions.work(fn, args, kwargs)
             while inputs:
-                self._wait_for(self._chief.values[inputs[0]])
+                self._wait_for(inputs[0])
                 work, inputs = self._functions.work(fn, args, kwargs)
             with self._station.whole:
                 number, sends = self._queue.resources.build(work)
@@ -263,9 +268,6 @@ class ClusterCoordinator(FixedAttributes):
             work, _ = self._functions.work(fn, args, {})
             with self._station.whole:
                 self._chief.do(self._queue.resources.build_again(number, work))
-
-    def _value(self, number: int) -> RemoteValue:
-        return RemoteValue(number, self._wait_for, self._find, self._look, self._note_told)
 
     def _note_told(self, end: ClosureEnd) -> None:
         """The program has got the error of a value: the next call does not raise it again."""
@@ -283,10 +285,12 @@ class ClusterCoordinator(FixedAttributes):
 
     def _step(self) -> None:
         """Go on for a moment, or wait for a message."""
-        self._raise_failure()
-        self._chief.require_decided()
+        if self._membership.failure is not None:
+            self._raise_failure(self._membership.failure)
+        if self._chief.is_deciding:
+            self._chief.require_decided()
         self._waits.show()
-        has_read_all = not self._act() and not self._end_round()
+        has_read_all = not self._act() and not (self.strategy.pace.synchronous and self._end_round())
         if has_read_all:
             has_read_all = not self._station.step(0.0 if self._chief.is_one_process else _WAIT_SECONDS)
         self._membership.look(has_read_all=has_read_all)
@@ -298,8 +302,6 @@ class ClusterCoordinator(FixedAttributes):
 
     def _end_round(self) -> bool:
         """Let updates count that wait for others, if none comes before the program goes on; whether there were some."""
-        if not self.strategy.pace.synchronous:
-            return False
         with self._station.whole:
             actions = self._queue.end_round()
             self._chief.do(actions)
@@ -330,18 +332,19 @@ class ClusterCoordinator(FixedAttributes):
         if self._chief.is_one_process and self._chief.here() is self._chief and not self.strategy.is_closed:
             self._act()
 
-    def _wait_for(self, value: Pending) -> None:
+    def _wait_for(self, number: int) -> None:
         with self._chief.lock, self._waits:
-            while not value.is_done:
+            while number in self._chief.values:
                 self._step()
 
-    def _raise_failure(self) -> None:
-        if self._membership.failure is not None:
-            self._station.require_needed()
-            raise self._membership.failure
+    def _raise_failure(self, failure: BaseException) -> None:
+        # The death of a server says more than what came of it.
+        self._station.require_needed()
+        raise failure
 
     def _raise_error(self) -> None:
-        self._raise_failure()
+        if self._membership.failure is not None:
+            self._raise_failure(self._membership.failure)
         end = self._queue.error
         if end is None:
             return

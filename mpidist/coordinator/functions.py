@@ -75,6 +75,7 @@ class _Function:
         self.captured = captured
         self.held = held
         self.uses = Uses(fn)
+        self.label = name_of_function(fn)
 
 
 def arguments_of(
@@ -140,8 +141,9 @@ class SentFunctions:
         data = tuple(sorted({
             one.number for one in (*function.held, *held) if isinstance(one, PerWorkerValues) and one.is_iterator
         }))
-        names, label = self._names(held), name_of_function(fn)
-        return Work(function.name, arguments, function.captured, names, (function, *held), data, label), [*inputs]
+        names = self._names(held) if held else ()
+        work = Work(function.name, arguments, function.captured, names, (function, *held), data, function.label)
+        return work, [*inputs]
 
     def forget(self) -> None:
         """Local. Keep no function for its next use."""

@@ -20,14 +20,14 @@ class RemoteValue:
 
     Args:
         number: The number of the closure.
-        wait: Returns when the function has ended.
+        wait: Returns when the function of a number has ended.
         find: Gives the object of a handle in the result.
         look: Lets functions go on, where nothing else does.
         note_told: Is told of an end that is an error, and that the program has got.
     """
 
     def __init__(
-        self, number: int, wait: Callable[[RemoteValue], None], find: Callable[[tuple[Any, ...]], Any],
+        self, number: int, wait: Callable[[int], None], find: Callable[[tuple[Any, ...]], Any],
         look: Callable[[], None], note_told: Callable[[ClosureEnd], None],
     ) -> None:
         self.number = number
@@ -68,7 +68,7 @@ class RemoteValue:
             EndOfDataError: There is none; see `is_at_end`.
         """
         if self._end is None:
-            self._wait(self)
+            self._wait(self.number)
         if self._end is not None and self._end.end is End.ERROR:
             self._note_told(self._end)
         if self._end is None or self._end.end is End.CANCELLED:

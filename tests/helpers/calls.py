@@ -10,7 +10,7 @@ from types import FrameType
 
 import mpidist
 
-_PACKAGE = str(Path(mpidist.__file__).parent) + "/"
+PACKAGE = str(Path(mpidist.__file__).parent) + "/"
 
 
 def calls_of(run: Callable[[], object]) -> list[tuple[str, str]]:
@@ -18,8 +18,8 @@ def calls_of(run: Callable[[], object]) -> list[tuple[str, str]]:
     calls: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_PACKAGE):
-            calls.append((frame.f_code.co_filename[len(_PACKAGE) :], frame.f_code.co_name))
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            calls.append((frame.f_code.co_filename[len(PACKAGE) :], frame.f_code.co_name))
 
     # A collection would run the finalizers of what other tests have left.
     gc.disable()

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from mpidist.comm.windows.window import require_open
 from mpidist.optimizers.optimizer import Optimizer
+from mpidist.optimizers.rates import rate_at
 from mpidist.parameter_server.chief.dropped_objects import Dropped
 from mpidist.parameter_server.chief.making import VariableMaker
 from mpidist.parameter_server.chief.plan import ServedPlan
@@ -46,11 +47,6 @@ V = TypeVar("V", bound="Pending")
 
 class Pending(Protocol):
     """The value of a closure, as its end is told to it."""
-
-    @property
-    def is_done(self) -> bool:
-        """Local. Whether the closure has ended."""
-        ...
 
     def set(self, end: ClosureEnd) -> None:
         """Local. The closure has ended so."""
@@ -122,6 +118,7 @@ class Decisions:
         optimizers: The optimizers by their numbers, as far as functions use them.
         dropped: Gives back what the program has dropped.
         others: Hears of signals of the other processes.
+        is_deciding: Whether a learning rate schedule of the program runs, for which a decision waits.
         is_one_process: Whether this process is worker and server, too.
     """
 
@@ -140,7 +137,7 @@ class Decisions:
         self._scheduler = Scheduler()
         # What came about closures in a pause.
         self._held: list[tuple[int, Message]] | None = None
-        self._is_deciding = False
+        self.is_deciding = False
         self._heaps = Heaps({server: station.window.heap_sizes[server] for server in servers}, slots, station.name_of)
         self._maker = VariableMaker(station, slots.end, self._heaps.give)
         self.dropped = Dropped(station, self.commits, self._heaps.give, self._maker.finish, self._discard)
@@ -214,7 +211,8 @@ class Decisions:
 
     def settle(self) -> None:
         """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
-        self.require_decided()
+        if self.is_deciding:
+            self.require_decided()
         require_open(self.station.window)
         # Asked here: at most functions there is nothing to do.
         if self.dropped.noted:
@@ -231,7 +229,7 @@ class Decisions:
             with self.station.awaited((server,), WRITE):
                 while self.commits.unwritten(server):
                     self.station.step(WAIT_SECONDS)
-                    if not self._is_deciding:
+                    if not self.is_deciding:
                         self._scheduler.watch()
 
     def wait_for_cut(self) -> None:
@@ -275,7 +273,7 @@ class Decisions:
         # Of a number nothing of the program's runs.
         with contextlib.nullcontext() if isinstance(stepping.learning_rate, float) else self._deciding():
             try:
-                rate = stepping.rate_at(iteration)
+                rate = rate_at(stepping.learning_rate, iteration, stepping.name)
             except TypeError as error:
                 if is_schedule:
                     raise
@@ -291,17 +289,17 @@ class Decisions:
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
         """Surround a schedule. It may read variables, and wait: what comes meanwhile is for after the decision."""
-        held, self._held, self._is_deciding = self._held, [], True
+        held, self._held, self.is_deciding = self._held, [], True
         try:
             yield
         finally:
-            came, self._held, self._is_deciding = self._held, held, False
+            came, self._held, self.is_deciding = self._held, held, False
             # Not taken here: the decision that waits for this rate is not sent yet, and must not be overtaken.
             self.station.put_back(came)
 
     def require_decided(self) -> None:
         """Local. Raise RuntimeError inside a schedule: it would wait for what waits for its end."""
-        if self._is_deciding:
+        if self.is_deciding:
             raise RuntimeError(
                 "a learning rate schedule uses the ClusterCoordinator, or writes a variable, while an update waits for "
                 "the rate: let it compute the rate from its step, and from what it reads of variables"

@@ -29,16 +29,10 @@ _CLOSED = (
     "save a checkpoint, or close the strategy at the end of the program"
 )
 
+# By what a message finds who takes it: its class, and of some classes the word in it.
 Kind: TypeAlias = "type[Message] | tuple[type[Message], str]"
 # Does what a message asks for: gets the rank that has sent it, and the message.
 Take: TypeAlias = Callable[[int, Message], None]
-
-
-def kind_of(message: Message) -> Kind:
-    """Local. The kind of a message, by which it finds who takes it: its class, and the word in it if it has one."""
-    if isinstance(message, Call):
-        return Call, message.name
-    return (Discard, message.kind) if isinstance(message, Discard) else type(message)
 
 
 class Station:
@@ -85,7 +79,7 @@ class Station:
         """Local. Let messages of some kinds go to one taker of this process.
 
         Args:
-            kinds: The kinds, as `kind_of` gives them.
+            kinds: Classes of messages; of `Call` and `Discard` with the word that is in them.
             take: Gets each message with its sender.
 
         Raises:
@@ -148,7 +142,12 @@ class Station:
                 self.require_needed()
                 return False
             sender, message = got[0], decode(got[1])
-        take = self._takers.get(kind_of(message))
+        kind: Kind = type(message)
+        if isinstance(message, Call):
+            kind = Call, message.name
+        elif isinstance(message, Discard):
+            kind = Discard, message.kind
+        take = self._takers.get(kind)
         if take is None:
             raise RuntimeError(f"{self.name_of(sender)} sends {message!r}, for which this process has no role")
         take(sender, message)

@@ -180,7 +180,7 @@ class Closures(Book):
         actions: list[Action] = []
         if self._deadlines is not None and any(worker.running for worker in self.workers.values()):
             actions += self._deadlines.look(now, self.commits.servers)
-        settled = self._suspects.settled(now)
+        settled = self._suspects.settled(now) if self._suspects.held else []
         for number in settled:
             self._workers.put(number, self._closures[number].rules, self._closures[number].work.data)
         return [*actions, *self._dispatch(now)] if settled else actions
@@ -305,7 +305,9 @@ class Closures(Book):
 
     def _decide_held(self) -> list[Action]:
         """Decide what had to wait for others, which have ended meanwhile or count."""
-        actions: list[Action] = [*self._commit(self.versions.full(len(self.workers)))]
+        actions: list[Action] = []
+        if self.versions.is_synchronous:
+            actions += self._commit(self.versions.full(len(self.workers)))
         # Each one that is decided may be what others wait for.
         while self.versions.staleness is not None and (
             more := [one for worker in self.workers.values() for one in self._decide_in_turn(worker)]
@@ -336,7 +338,8 @@ class Closures(Book):
             self._note_decided(one)
             self._closures[one.closure].is_decided = True
             self._closures[one.closure].unapplied = frozenset(one.servers)
-        sends, refusal = self.commits.decide([self.versions.counting(one) for one in attempts])
+        counting = [self.versions.counting(one) for one in attempts] if self.versions.is_synchronous else attempts
+        sends, refusal = self.commits.decide(counting)
         if refusal is None:
             self.versions.count(attempts)
             return sends

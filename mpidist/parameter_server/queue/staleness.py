@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mpidist.parameter_server.queue.commits import Attempt
 from mpidist.recorder.recorder import Update
@@ -25,7 +26,10 @@ class Versions:
     Attributes:
         number: The number of the updates that count.
         late: Of those that came too late to count.
+        is_synchronous: Whether updates wait for one another, and count together.
     """
+
+    is_synchronous: ClassVar[bool] = False
 
     staleness: int | None = None
     note: Callable[[Update], object] | None = None

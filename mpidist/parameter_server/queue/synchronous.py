@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mpidist.parameter_server.options import Pace
 from mpidist.parameter_server.queue.commits import Attempt
@@ -28,6 +29,8 @@ class Rounds(Versions):
     Args:
         wanted: So many updates make a round.
     """
+
+    is_synchronous: ClassVar[bool] = True
 
     wanted: int = 1
     _open: dict[int, Attempt] = field(default_factory=dict)
