@@ -28,6 +28,7 @@ def keep_going(given: Going, lock: Any) -> None:
         given: The coordinator.
         lock: Held by who uses it.
     """
+    # A thread that held it would keep a coordinator that the program has dropped.
     arguments = weakref.ref(given), lock
     threading.Thread(target=_keep_going, args=arguments, name="mpidist-coordinator", daemon=True).start()
 
@@ -38,9 +39,12 @@ def _keep_going(reference: weakref.ref[Any], lock: Any) -> None:
         coordinator: Going | None = reference()
         if coordinator is None or coordinator.strategy.is_closed:
             return
+        # Whoever holds it takes the messages itself, and may hold it for long: a thread that waited would come between
+        # two of its calls, and do again what the next one does anyway.
         if lock.acquire(blocking=False):
             try:
                 coordinator.go_on()
             finally:
                 lock.release()
+        # Not while this thread sleeps: see above.
         del coordinator

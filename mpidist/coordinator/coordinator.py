@@ -105,6 +105,7 @@ class ClusterCoordinator(FixedAttributes):
         self._waits = ChiefWaits(self._queue, self._membership.place_of, strategy.invitation)
         scheduler = Scheduler(self._watch, self.join, self._names.discard, self._functions.forget)
         self._chief.begin(scheduler, strategy.places.ranks, queue_size, closure_timeout, prefetch=prefetch)
+        # Alone, a thread of ours would run functions beside the program, whose variables they change.
         if not strategy.roles.is_one_process:
             keep_going(self, self._chief.lock)
         self._settle(ClusterCoordinator)
@@ -148,6 +149,7 @@ class ClusterCoordinator(FixedAttributes):
         rules = rules_of(self.strategy.places.ranks, worker, priority, retries, on_error, most)
         with self._chief.lock:
             self._raise_error()
+            # A worker reads what the program has written before, and no memory of what it has dropped.
             self._chief.settle()
             if self._queue.is_full:
                 with self._waits:
@@ -172,6 +174,7 @@ class ClusterCoordinator(FixedAttributes):
         """
         with self._chief.lock, self._waits:
             while not self._queue.is_done:
+                # At once: what waits behind an error is cancelled, and need not be waited for.
                 self._raise_error()
                 self._step()
             self._raise_error()
@@ -297,6 +300,7 @@ class ClusterCoordinator(FixedAttributes):
 
     def _act(self) -> bool:
         """Take a message that is there, or run a function where this process is the worker; whether there was one."""
+        # An interrupt comes between two messages: half of one would leave the queue in no state of its own.
         with self._station.whole:
             return self._station.step() or (self._chief.is_one_process and self.strategy.work_here())
 
@@ -348,6 +352,7 @@ class ClusterCoordinator(FixedAttributes):
         end = self._queue.error
         if end is None:
             return
+        # What waits ends now; what runs ends by itself, since its update may be decided already.
         with self._station.whole:
             self._chief.do(self._queue.cancel())
         while self._queue.in_flight:

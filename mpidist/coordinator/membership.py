@@ -62,14 +62,17 @@ class Membership:
         Raises:
             DeadRankError: There is no worker any more, and none can join.
         """
+        # Building asks servers, and takes messages meanwhile: never inside the taking of one.
         if has_read_all:
             self._builds.look()
         now, workers = time.monotonic(), self._closures.workers
         if actions := self._closures.look(now):
             with self._station.whole:
                 self._do(actions)
+        # The window knows of deaths, and workers say themselves that they leave: the reason of one is better.
         lost = {rank: "" for rank in self._station.window.lost() if rank in workers}
         lost |= {rank: reason for rank, reason in self._station.left.items() if rank in workers}
+        # Not before all messages are read: the one that ends a function may be there already.
         if has_read_all:
             late = f"given up, since it ran for longer than `closure_timeout`, {self._timeout:g} s"
             lost |= {rank: late for rank in self._closures.overdue() if rank not in lost}
@@ -86,6 +89,7 @@ class Membership:
         logger.warning("%s is lost; its work goes to the other %d worker%s", place, left, "s" * (left != 1))
         how = why or WATCH.how_ended(Process(*key))
         with self._station.whole:
+            # The fences go out first: to a rank that is given up nothing is sent any more.
             self._do(self._closures.lost(rank, now, f"{place}{': ' * bool(how)}{how}"))
             self._strategy.give_up(rank)
 
@@ -106,6 +110,7 @@ class Membership:
     def _let_join(self, invitation: Invitation, now: float) -> None:
         """Let those work that have joined, and answer those that ask for a place."""
         with self._station.whole:
+            # Who has arrived gets its work before others get its place.
             for rank in invitation.arrived():
                 own = self._data_sets.joined(rank, invitation.before(rank))
                 self._do(self._closures.joined(rank, now, own))

@@ -115,8 +115,10 @@ class DataSets:
                 "cannot restore the workers' dataset positions while functions that read these datasets are running: "
                 "they would read from the restored positions. Call ClusterCoordinator.join() before `restore`"
             )
+        # Those that are lost read nothing any more: what they had left is dealt to these.
         living = list(self._closures.workers)
         dealt = dict(zip(living, deal(parts, len(living)), strict=True))
         by_index = {self._workers.index(rank): its for rank, its in dealt.items()}
-        self._make_again(number, resume, (dataset, dataset_fn, OwnContext(), by_index))
+        # Noted first: a thread of ours may hear at once that a worker has made its iterator.
         self._closures.resources.positions.begin(number, dealt)
+        self._make_again(number, resume, (dataset, dataset_fn, OwnContext(), by_index))

@@ -258,7 +258,10 @@ class Ahead:
         if place is None:
             if self._next is None and self._station.step():
                 return 0.0
-            pulls = self._next = self._next or self._pulls_for_next()
+            if not self._unread:
+                # Not before: what the function that runs reads now is not pulled for the next one any more.
+                self._next = self._next or self._pulls_for_next()
+            pulls = self._next
             if pulls is None or self._unread:
                 # The function that runs goes first.
                 return min(max(_NAP_SECONDS[0], _NAP_SHARE * (time.monotonic() - self._since)), _NAP_SECONDS[1])
