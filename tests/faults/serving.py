@@ -255,7 +255,7 @@ FAULTS = (
     ),
     Fault(
         "an interrupt tears a message of the chief apart", "strategy/parameter_server/strategy.py",
-        "Whole(self.communicator.order) if rank == roles.chief else ", "",
+        "Whole(replicas.communicator.order) if rank == roles.chief else ", "",
         "unit/coordinator/test_one_process_coordinator.py::test_an_interrupt_comes_between_functions",
     ),
     Fault(

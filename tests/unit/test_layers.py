@@ -125,8 +125,7 @@ NO_PARTS = {
     "parameter_server/protocol/sent_errors.py": {"error": "BaseException"},
     # The user's own, whose attributes a program sets, as in tf.distribute.
     "strategy/multi_worker.py": {"resolver": "ClusterResolver"},
-    # FOR THE TIME BEING, until a strategy is given its home: delete these two lines with that change.
-    "strategy/base.py": {"self.arena": "Arena"},
+    # FOR THE TIME BEING: delete these two lines with the assignment.
     "strategy/default.py": {"_chosen": "_Chosen"},
 }
 

@@ -53,25 +53,24 @@ class Chief(Decisions, ServedHome):
         servers: The ranks of the servers.
         slots: The slots of each heap.
         versions: As of `Decisions`.
-        strategy: The strategy whose home this is.
         partitioner: Says into how many shards a variable is cut.
         worker: The home of variables as functions see it, where they run in this process.
 
     Attributes:
-        strategy: As given.
+        strategy: The strategy whose home this is, once that is made.
         partitioner: As given.
         exit_code_file: Beside the first checkpoint of its variables.
         variables: The variables by the kind and the number of their handles.
     """
 
     def __init__(
-        self, station: Station, servers: Sequence[int], slots: Slots, versions: Versions, *, strategy: Any,
+        self, station: Station, servers: Sequence[int], slots: Slots, versions: Versions, *,
         partitioner: Partitioner | None = None, worker: ServedHome | None = None,
     ) -> None:
         super().__init__(station, servers, slots, versions)
         self.exit_code_file = ExitCodeFile()
         self.communicator: Communicator = self.exit_code_file
-        self.strategy: Any = strategy
+        self.strategy: Any = None
         self.partitioner = partitioner
         self.variables: weakref.WeakValueDictionary[tuple[str, int], BaseVariable] = weakref.WeakValueDictionary()
         self._worker = worker

@@ -64,7 +64,6 @@ class Worker(ServedHome, OwnThreads):
         slots: The slots of each heap.
         servers: The ranks of the servers.
         context: Which worker this is, and of how many.
-        strategy: The strategy whose functions it runs.
         is_relaxed: Whether a read in a closure may mix two versions of a variable.
 
     Attributes:
@@ -74,10 +73,10 @@ class Worker(ServedHome, OwnThreads):
 
     def __init__(
         self, station: Station, coordinator: int, slots: Slots, servers: Sequence[int], context: InputContext,
-        *, strategy: Any, is_relaxed: bool = False,
+        *, is_relaxed: bool = False,
     ) -> None:
         self.communicator: Communicator = SoloCommunicator()
-        self.strategy: Any = strategy
+        self.strategy: Any = None
         self.index = context.input_pipeline_id
         self.context = context
         self.is_fenced = self._is_timed = False

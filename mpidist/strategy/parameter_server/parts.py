@@ -75,12 +75,12 @@ def open_parts(
     if worker is not None:
         made = kind(
             station, roles.chief, slots, roles.servers, InputContext(len(roles.workers), worker, 1),
-            strategy=strategy, is_relaxed=options.consistency == "relaxed",
+            is_relaxed=options.consistency == "relaxed",
         )
     if station.window.rank == roles.chief:
         versions = versions_of(strategy.pace, len(roles.workers))
         chief = Chief(
-            station, roles.servers, slots, versions, strategy=strategy, partitioner=partitioner, worker=made
+            station, roles.servers, slots, versions, partitioner=partitioner, worker=made
         )
     listener = Listener(station, roles.chief)
     take_end(station, note_end)

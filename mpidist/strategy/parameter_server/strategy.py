@@ -171,7 +171,7 @@ class ParameterServerStrategy(Strategy):
         slots = slots_of(self.options.heap_bytes, pushers, self.options.slot_bytes)
         heap_bytes = self.options.heap_bytes if rank in roles.servers else 0
         window = open_window(group, heap_bytes, self.options.window, directory is not None)
-        whole = Whole(replicas.communicator.order) if rank == roles.chief else contextlib.nullcontext()
+        whole = Whole(replicas.communicator.order) if rank == roles.chief else None
         station = station_of(window, self.places, (roles.chief, *roles.servers), whole)
         make = functools.partial(VariableServer, station, roles.chief, slots, self.options.copy_bytes)
         try:
