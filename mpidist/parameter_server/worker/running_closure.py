@@ -1,4 +1,4 @@
-"""What a function reads and changes while it runs.
+"""The reads and changes of a function while it runs.
 
 A function gets the variables that it read last time in one round trip to each server: a round trip takes longer than a
 small variable, and a read of one makes three. So the first read of a variable brings all others of that server that the
