@@ -1,4 +1,4 @@
-"""The way of a function from `schedule` to its value: the functions of ours that it enters on chief, server and worker."""
+"""The way of a function from `schedule` to its value, on chief, server and worker: what it enters of ours."""
 
 from __future__ import annotations
 
