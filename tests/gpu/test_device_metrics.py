@@ -9,17 +9,17 @@ import pytest
 
 from mpidist import metrics
 from mpidist.strategy.losses import compute_average_loss
-from tests.parallel.metrics.test_families import CASES, WEIGHTS
+from tests.metrics import OVER_RANKS, WEIGHTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS, WEIGHTS[:, None], 2.0], ids=["none", "each", "column", "number"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", OVER_RANKS)
 def test_a_metric_is_that_of_host_memory(
     cupy: Any, monkeypatch: pytest.MonkeyPatch, is_simulated: bool, name: str, weights: Any
 ) -> None:
-    make, values = CASES[name]
+    make, values = OVER_RANKS[name]
     on_host, on_gpu = make(), make()
     fetched: list[int] = []
     get = cupy.ndarray.get

@@ -14,7 +14,7 @@ from mpidist.comm.compression.top_k import TopK
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.optimizers import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Lion, RMSprop
+from mpidist.optimizers import SGD, Adam
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import CommunicationOptions
 from mpidist.variables.arena import Arena
@@ -23,6 +23,7 @@ from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.update.fused import UnknownOperationError
 from tests.helpers.strategies import make_arena
+from tests.optimizers import SETTINGS, WITH_ROWS
 from tests.unit.checkpoint.test_checkpoint_walk import check_that_an_array_would_be_lost
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
@@ -78,20 +79,16 @@ def test_what_lies_elsewhere_is_refused_by_name(arena: Arena, cupy: Any, communi
         make_arena(communicator, on_gpu=True, shared=True)
 
 
-FAMILIES: dict[str, Any] = {
-    "SGD": lambda: SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: Adam(0.1, amsgrad=True),
-    "AdamW, clipped": lambda: AdamW(0.1, clipnorm=0.5),
-    "Adagrad": lambda: Adagrad(0.1),
-    "Adadelta": lambda: Adadelta(0.1),
-    "RMSprop": lambda: RMSprop(0.1, centered=True, momentum=0.5),
-    "Lion, average": lambda: Lion(0.1, use_ema=True),
-    "Ftrl": lambda: Ftrl(0.1),
-    "SGD, accumulated": lambda: SGD(0.1, gradient_accumulation_steps=2),
-    "Adam, clipped by value, average": lambda: Adam(0.1, clipvalue=0.3, use_ema=True),
-    "LAMB": lambda: LAMB(0.1),
-    "LARS, global norm": lambda: LARS(0.1, global_clipnorm=0.7),
+WITH_OPTIONS: dict[str, Any] = {
+    "AdamW, clipped": lambda: SETTINGS["AdamW"](clipnorm=0.5),
+    "Lion, average": lambda: SETTINGS["Lion"](use_ema=True),
+    "SGD, accumulated": lambda: SETTINGS["SGD"](gradient_accumulation_steps=2),
+    "Adam, clipped by value, average": lambda: SETTINGS["Adam"](clipvalue=0.3, use_ema=True),
+    "LARS, global norm": lambda: SETTINGS["LARS"](global_clipnorm=0.7),
+    "AdamW, clipped, copied": lambda: SETTINGS["AdamW"](clipnorm=0.5, master_copy=True),
+    "Adam, clipped by value": lambda: SETTINGS["Adam"](clipvalue=0.3),
 }
+FAMILIES: dict[str, Any] = {**SETTINGS, **WITH_OPTIONS}
 
 
 def train(
@@ -121,17 +118,18 @@ def test_an_optimizer_does_what_it_does_in_host_memory(
     values, state = train(arena, FAMILIES[family](), cupy.asarray)
     on_host = make_arena(communicator, shared=False)
     expected, expected_state = train(on_host, FAMILIES[family](), lambda array: array)
+    # Other powers than roots are rounded differently, and the threshold of l1 subtracts numbers that are nearly equal.
+    least = tolerance if family == "Ftrl, other power" else tolerance / 10
     for value, other in zip(values, expected, strict=True):
-        np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance / 10)
+        np.testing.assert_allclose(value, other, rtol=tolerance, atol=least)
     assert _described(state) == _described(expected_state)
 
 
-@pytest.mark.parametrize("family", ["Adam", "LAMB", "Lion, average", "AdamW, clipped, copied"])
+@pytest.mark.parametrize("family", ["AMSGrad", "LAMB", "Lion, average", "AdamW, clipped, copied"])
 def test_state_of_half_precision_is_float32(
     arena: Arena, cupy: Any, communicator: Communicator, family: str
 ) -> None:
-    families = {**FAMILIES, "AdamW, clipped, copied": lambda: AdamW(0.1, clipnorm=0.5, master_copy=True)}
-    optimizer, reference = families[family](), families[family]()
+    optimizer, reference = FAMILIES[family](), FAMILIES[family]()
     values, _ = train(arena, optimizer, cupy.asarray, "float16")
     expected, _ = train(make_arena(communicator, shared=False), reference, lambda array: array, "float16")
     assert [slot.dtype for slot in optimizer.variables] == [slot.dtype for slot in reference.variables]
@@ -197,15 +195,12 @@ def train_tables(arena: Arena, optimizer: Optimizer, to_array: Any) -> list[AnyA
     return [v.numpy() for v in (*variables, *optimizer.variables)]
 
 
-@pytest.mark.parametrize("family", [
-    "SGD", "Adam", "AdamW, clipped", "Adagrad", "Adadelta", "RMSprop", "Ftrl", "Adam, clipped by value",
-])
+@pytest.mark.parametrize("family", [*WITH_ROWS, "AdamW, clipped", "Adam, clipped by value"])
 def test_declared_rows_are_updated_as_in_host_memory(
     arena: Arena, cupy: Any, communicator: Communicator, tolerance: float, family: str
 ) -> None:
-    families = {**FAMILIES, "Adam, clipped by value": lambda: Adam(0.1, clipvalue=0.3)}
-    values = train_tables(arena, families[family](), cupy.asarray)
-    expected = train_tables(make_arena(communicator, shared=False), families[family](), lambda array: array)
+    values = train_tables(arena, FAMILIES[family](), cupy.asarray)
+    expected = train_tables(make_arena(communicator, shared=False), FAMILIES[family](), lambda array: array)
     for value, other in zip(values, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance / 10)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +13,10 @@ from mpidist import metrics
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.comm.group.communicator import Communicator
 from mpidist.metrics import Metric
+from tests.metrics import COUNT, OVER_RANKS, VALUES, WEIGHTS
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
-
-COUNT = 53
-_generator = np.random.default_rng(7)
-CLASSES = _generator.integers(0, 4, COUNT)
-SCORES = _generator.normal(size=(COUNT, 4))
-BINARY = _generator.integers(0, 2, COUNT)
-CHANCES = np.clip(0.3 * BINARY + 0.7 * _generator.random(COUNT), 0, 1)
-WEIGHTS = _generator.random(COUNT)
-ONE_HOT = np.eye(4)[CLASSES]
-
-CASES: dict[str, tuple[Callable[[], Metric], tuple[Any, ...]]] = {
-    "mean": (metrics.Mean, (CHANCES,)),
-    "sum": (metrics.Sum, (CHANCES,)),
-    "accuracy": (metrics.Accuracy, (CLASSES, SCORES.argmax(1))),
-    "binary": (metrics.BinaryAccuracy, (BINARY, CHANCES)),
-    "categorical": (metrics.CategoricalAccuracy, (ONE_HOT, SCORES)),
-    "sparse": (metrics.SparseCategoricalAccuracy, (CLASSES, SCORES)),
-    "top_k": (lambda: metrics.TopKCategoricalAccuracy(2), (ONE_HOT, SCORES)),
-    "sparse_top_k": (lambda: metrics.SparseTopKCategoricalAccuracy(2), (CLASSES, SCORES)),
-    "precision": (lambda: metrics.Precision([0.3, 0.6]), (BINARY, CHANCES)),
-    "precision_top_k": (lambda: metrics.Precision(top_k=2, class_id=1), (ONE_HOT, SCORES)),
-    "recall": (metrics.Recall, (BINARY, CHANCES)),
-    "roc": (metrics.AUC, (BINARY, CHANCES)),
-    "pr": (lambda: metrics.AUC(50, "PR"), (BINARY, CHANCES)),
-    "labels": (
-        lambda: metrics.AUC(multi_label=True, num_labels=4),
-        (ONE_HOT, np.exp(SCORES) / np.exp(SCORES).sum(1, keepdims=True)),
-    ),
-    "square": (metrics.MeanSquaredError, (BINARY, CHANCES)),
-    "root": (metrics.RootMeanSquaredError, (BINARY, CHANCES)),
-    "absolute": (metrics.MeanAbsoluteError, (BINARY, CHANCES)),
-    "binary_crossentropy": (metrics.BinaryCrossentropy, (BINARY, CHANCES)),
-    "crossentropy": (lambda: metrics.CategoricalCrossentropy(from_logits=True), (ONE_HOT, SCORES)),
-    "sparse_crossentropy": (
-        lambda: metrics.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3), (CLASSES, SCORES)
-    ),
-    "iou": (lambda: metrics.MeanIoU(4), (CLASSES, SCORES.argmax(1))),
-    "f1": (lambda: metrics.F1Score(num_classes=4), (ONE_HOT, SCORES)),
-    "confusion": (lambda: metrics.ConfusionMatrix(4), (CLASSES, SCORES)),
-}
 
 
 def parts(communicator: Communicator) -> list[Any]:
@@ -67,15 +27,15 @@ def parts(communicator: Communicator) -> list[Any]:
 
 
 def expected(name: str) -> Any:
-    make, values = CASES[name]
+    make, values = OVER_RANKS[name]
     whole = make()
     whole.update_state(*values, sample_weight=WEIGHTS)
     return whole.result()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", OVER_RANKS)
 def test_the_result_is_that_of_all_data(communicator: Communicator, name: str) -> None:
-    make, values = CASES[name]
+    make, values = OVER_RANKS[name]
     strategy = make_strategy(communicator, "node")
     with strategy.scope():
         metric, other = make(), make()
@@ -95,19 +55,20 @@ def test_the_result_is_that_of_all_data(communicator: Communicator, name: str) -
 def test_results_of_scikit_learn(communicator: Communicator) -> None:
     # Here, since its import takes longer than all others together.
     sklearn_metrics = importlib.import_module("sklearn.metrics")
+    (labels, chances), (classes, scores) = VALUES["binary"], VALUES["classes"]
     strategy = make_strategy(communicator, "private")
     with strategy.scope():
         area, matrix = metrics.AUC(20001), metrics.ConfusionMatrix(4)
     for part in parts(communicator):
-        strategy.run(area.update_state, args=(BINARY[part], CHANCES[part]))
-        strategy.run(matrix.update_state, args=(CLASSES[part], SCORES[part]))
-    assert area.result() == pytest.approx(sklearn_metrics.roc_auc_score(BINARY, CHANCES))
-    assert np.array_equal(matrix.result(), sklearn_metrics.confusion_matrix(CLASSES, SCORES.argmax(1)))
+        strategy.run(area.update_state, args=(labels[part], chances[part]))
+        strategy.run(matrix.update_state, args=(classes[part], scores[part]))
+    assert area.result() == pytest.approx(sklearn_metrics.roc_auc_score(labels, chances))
+    assert np.array_equal(matrix.result(), sklearn_metrics.confusion_matrix(classes, scores.argmax(1)))
 
 
 def make_all(communicator: Communicator) -> dict[str, Metric]:
     with make_strategy(communicator, "node").scope():
-        return {name: make() for name, (make, _) in CASES.items()}
+        return {name: make() for name, (make, _) in OVER_RANKS.items()}
 
 
 def test_saved_on_some_ranks_and_restored_on_others(communicator: Communicator, mpi_tmp_path: Path) -> None:
@@ -117,7 +78,7 @@ def test_saved_on_some_ranks_and_restored_on_others(communicator: Communicator, 
         if communicator.rank < savers:
             made = make_all(group)
             for part in parts(group):
-                for name, (_, values) in CASES.items():
+                for name, (_, values) in OVER_RANKS.items():
                     made[name].update_state(*(v[part] for v in values), sample_weight=WEIGHTS[part])
             Checkpoint(metrics=made).write(path)
         communicator.barrier()
@@ -127,5 +88,5 @@ def test_saved_on_some_ranks_and_restored_on_others(communicator: Communicator, 
             for name, metric in fresh.items():
                 assert np.allclose(metric.result(), expected(name), rtol=1e-10), name
             # It goes on from there.
-            fresh["sum"].update_state(1.0)
-            assert fresh["sum"].result() == pytest.approx(expected("sum") + fresh["sum"].sums.group.size)
+            fresh["Sum"].update_state(1.0)
+            assert fresh["Sum"].result() == pytest.approx(expected("Sum") + fresh["Sum"].sums.group.size)

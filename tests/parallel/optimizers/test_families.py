@@ -16,8 +16,10 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import Optimizer
 from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import BaseVariable
+from tests.optimizers import FORMULAS, TORCH, Formula
 from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
+from tests.parallel.optimizers.test_optimizers import WITH_NONES
 
 pytestmark = pytest.mark.mpi
 
@@ -64,40 +66,15 @@ def require_close(strategy: Strategy, variables: list[BaseVariable], expected: l
     require_same_bits(strategy.communicator, *(variable.numpy() for variable in variables))
 
 
-TORCH: dict[str, tuple[Callable[[], Optimizer], Callable[[Any, Any], Any]]] = {
-    "RMSprop": (lambda: optimizers.RMSprop(0.01), lambda t, p: t.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-7)),
-    "RMSprop whole": (
-        lambda: optimizers.RMSprop(0.01, 0.8, 0.5, 1e-3, True),
-        lambda t, p: t.optim.RMSprop(p, lr=0.01, alpha=0.8, momentum=0.5, eps=1e-3, centered=True),
-    ),
-    "Adagrad": (
-        lambda: optimizers.Adagrad(0.1),
-        lambda t, p: t.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1, eps=1e-7),
-    ),
-    "Adadelta": (
-        lambda: optimizers.Adadelta(0.5, 0.9, 1e-6), lambda t, p: t.optim.Adadelta(p, lr=0.5, rho=0.9, eps=1e-6)
-    ),
-    "decayed SGD": (
-        lambda: optimizers.SGD(0.1, weight_decay=0.5),
-        # Without momentum the decoupled decay is that of the gradient.
-        lambda t, p: t.optim.SGD(p, lr=0.1, weight_decay=0.5),
-    ),
-    "decayed Adam": (
-        lambda: optimizers.Adam(0.05, weight_decay=0.1), lambda t, p: t.optim.AdamW(p, lr=0.05, weight_decay=0.1,
-                                                                                    eps=1e-7)
-    ),
-}
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("family", list(TORCH))
+@pytest.mark.parametrize("family", [name for name in TORCH if name not in WITH_NONES])
 def test_agrees_with_torch(strategy: Strategy, family: str, dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is what the optimizers are compared with")
-    make, make_torch = TORCH[family]
+    make, case = TORCH[family]
     variables = make_model(strategy, dtype)
     parameters = [torch.nn.Parameter(torch.tensor(v.numpy())) for v in variables]
-    reference = make_torch(torch, parameters)
-    train(strategy, make(), variables)
+    reference = case.make(torch, parameters, case.rate)
+    train(strategy, make(case.rate), variables)
     for number in range(STEPS):
         for parameter, parts in zip(
             parameters, zip(*all_gradients(number, strategy.communicator.size), strict=True), strict=True
@@ -107,62 +84,18 @@ def test_agrees_with_torch(strategy: Strategy, family: str, dtype: str) -> None:
     require_close(strategy, variables, [p.detach().numpy() for p in parameters], dtype)
 
 
-def lion(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
-    m = np.zeros_like(p)
-    for g in gradients:
-        p = p - 0.01 * np.sign(0.8 * m + 0.2 * g)
-        m = 0.95 * m + 0.05 * g
-    return p
-
-
-def ftrl(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
-    n, z = np.full_like(p, 0.2), np.zeros_like(p)
-    for g in gradients:
-        shrunk = g + 2 * 0.03 * p
-        larger = n + g**2
-        z = z + shrunk - (larger**0.5 - n**0.5) / 0.1 * p
-        quadratic = larger**0.5 / 0.1 + 2 * (0.02 + 0.5 / (2 * 0.1))
-        p = np.where(np.abs(z) > 0.4, (np.sign(z) * 0.4 - z) / quadratic, 0.0)
-        n = larger
-    return p
-
-
-def lamb(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
-    m, v = np.zeros_like(p), np.zeros_like(p)
-    for t, g in enumerate(gradients, 1):
-        p = p - 0.02 * 0.1 * p
-        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
-        r = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.99**t)) + 1e-6)
-        p_norm, r_norm = np.sqrt(np.sum(p**2)), np.sqrt(np.sum(r**2))
-        p = p - 0.02 * (p_norm / r_norm if p_norm > 0 and r_norm > 0 else 1) * r
-    return p
-
-
-def lars(nesterov: bool) -> Callable[[AnyArray, list[AnyArray]], AnyArray]:
-    def run(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
-        m = np.zeros_like(p)
-        for g in gradients:
-            p_norm, g_norm = np.sqrt(np.sum(p**2)), np.sqrt(np.sum(g**2))
-            ratio = 0.01 * p_norm / (g_norm + 0.05 * p_norm) if p_norm > 0 and g_norm > 0 else 1.0
-            move = 0.5 * ratio * (g + 0.05 * p)
-            m = 0.9 * m + move
-            p = p - (0.9 * m + move if nesterov else m)
-        return p
-    return run
-
-
 def clipped(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
     for g in gradients:
         p = p - 0.1 * g * min(1.0, 3.0 / max(float(np.sqrt(np.sum(g**2))), 1e-30))
     return p
 
 
-FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[[AnyArray, list[AnyArray]], AnyArray]]] = {
-    "Lion": (lambda: optimizers.Lion(0.01, 0.8, 0.95), lion),
-    "Ftrl": (lambda: optimizers.Ftrl(0.1, -0.5, 0.2, 0.4, 0.02, 0.03, 0.5), ftrl),
-    "LAMB": (lambda: optimizers.LAMB(0.02, 0.9, 0.99, 1e-6, weight_decay=0.1), lamb),
-    "LARS": (lambda: optimizers.LARS(0.5, 0.9, 0.05, 0.01), lars(False)),
-    "LARS nesterov": (lambda: optimizers.LARS(0.5, 0.9, 0.05, 0.01, nesterov=True), lars(True)),
+# Those that PyTorch does not have, and what all optimizers do with a gradient before.
+CASES: dict[str, tuple[Callable[[], Optimizer], Formula]] = {
+    **{
+        name: (functools.partial(getattr(optimizers, row.name), **arguments), formula)
+        for name, (row, arguments, formula) in FORMULAS.items() if not row.torch
+    },
     "clipnorm": (lambda: optimizers.SGD(0.1, clipnorm=3.0), clipped),
     "clipvalue": (
         lambda: optimizers.SGD(0.1, clipvalue=0.5), lambda p, gs: p - 0.1 * sum(np.clip(g, -0.5, 0.5) for g in gs)
@@ -171,9 +104,9 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[[AnyArray, list[AnyA
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("family", list(FORMULAS))
+@pytest.mark.parametrize("family", CASES)
 def test_agrees_with_the_formula(strategy: Strategy, family: str, dtype: str) -> None:
-    make, formula = FORMULAS[family]
+    make, formula = CASES[family]
     variables = make_model(strategy, dtype)
     starts = [v.numpy().astype(np.float64) for v in variables]
     train(strategy, make(), variables)
@@ -183,7 +116,7 @@ def test_agrees_with_the_formula(strategy: Strategy, family: str, dtype: str) ->
         for number in range(STEPS)
     ]
     expected = [formula(start, [gradients[i] for gradients in sums]) for i, start in enumerate(starts)]
-    if family == "Lion" and dtype == "float32":
+    if family in FORMULAS and FORMULAS[family][0].takes_signs and dtype == "float32":
         # A sign near zero is a matter of rounding: few elements may differ.
         for variable, array in zip(variables, expected, strict=True):
             assert np.sum(np.abs(variable.numpy() - array) > 1e-4) <= 2

@@ -22,6 +22,7 @@ from mpidist.parameter_server.options import ServerOptions
 from mpidist.parameter_server.queue.closures import QUEUE_SIZE
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.making.partitioners import Partitioner
+from tests.optimizers import SETTINGS
 
 pytestmark = pytest.mark.mpi(min_size=3)
 
@@ -55,22 +56,19 @@ def on_chief(
     strategy.close()
 
 
-FAMILIES: dict[str, Callable[[], Optimizer]] = {
-    "SGD": lambda: mpidist.optimizers.SGD(lambda step: 0.1 / (1 + step), momentum=0.9),
-    "Nesterov": lambda: mpidist.optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
-    "Adam": lambda: mpidist.optimizers.Adam(0.1, weight_decay=0.01),
-    "AMSGrad": lambda: mpidist.optimizers.Adam(0.1, amsgrad=True, clipvalue=0.3),
-    "AdamW": lambda: mpidist.optimizers.AdamW(0.1),
-    "Adadelta": lambda: mpidist.optimizers.Adadelta(0.1),
-    "Adagrad": lambda: mpidist.optimizers.Adagrad(0.1),
-    "Ftrl": lambda: mpidist.optimizers.Ftrl(0.1),
-    "LAMB": lambda: mpidist.optimizers.LAMB(0.1, weight_decay=0.01),
-    "LARS": lambda: mpidist.optimizers.LARS(0.1, momentum=0.9, weight_decay=0.01),
-    "Lion": lambda: mpidist.optimizers.Lion(0.1),
-    "RMSprop": lambda: mpidist.optimizers.RMSprop(0.1, momentum=0.5, centered=True),
-    "clipped": lambda: mpidist.optimizers.RMSprop(0.1, global_clipnorm=0.5),
-    "averaged": lambda: mpidist.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
+CLIPPED_BY_NORM: dict[str, Callable[[], Optimizer]] = {
+    "Nesterov, clipped": lambda: SETTINGS["Nesterov"](clipnorm=0.5),
+    "RMSprop, clipped": lambda: SETTINGS["RMSprop"](global_clipnorm=0.5),
 }
+WITH_OPTIONS: dict[str, Callable[[], Optimizer]] = {
+    "momentum, scheduled": lambda: SETTINGS["momentum"](lambda step: 0.1 / (1 + step)),
+    "Adam, decayed": lambda: SETTINGS["Adam"](weight_decay=0.01),
+    "AMSGrad, clipped": lambda: SETTINGS["AMSGrad"](clipvalue=0.3),
+}
+AVERAGED: dict[str, Callable[[], Optimizer]] = {
+    "averaged": lambda: SETTINGS["SGD"](use_ema=True, ema_momentum=0.5),
+}
+MAKERS: dict[str, Callable[[], Optimizer]] = {**SETTINGS, **WITH_OPTIONS, **CLIPPED_BY_NORM, **AVERAGED}
 
 
 def test_the_chief_uses_its_window_in_one_thread_at_a_time(
@@ -130,8 +128,9 @@ def test_a_function_reads_what_was_written_before_it_was_scheduled(communicator:
     on_chief(communicator, program, ServerOptions(heap_bytes=communicator.size << 24, slot_bytes=1 << 23))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_updates_have_the_bits_of_one_process(communicator: Communicator, family: str) -> None:
+@pytest.mark.parametrize("name", MAKERS)
+def test_updates_have_the_bits_of_one_process(communicator: Communicator, name: str) -> None:
+    make = MAKERS[name]
     starts = [np.linspace(-1, 1, 70_000, dtype="float32"), np.ones(3, "float32")]
 
     def gradients(step: int) -> list[Any]:
@@ -140,14 +139,14 @@ def test_updates_have_the_bits_of_one_process(communicator: Communicator, family
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         with strategy.scope():
             variables = [mpidist.Variable(start) for start in starts]
-            optimizer = FAMILIES[family]()
+            optimizer = make()
             optimizer.build(variables)
 
         def step(number: int) -> None:
             optimizer.apply_gradients(zip(gradients(number), variables, strict=True))
 
         alone = [mpidist.Variable(start) for start in starts]
-        expected = FAMILIES[family]()
+        expected = make()
         for number in range(5):
             coordinator.schedule(step, (number,))
             coordinator.join()

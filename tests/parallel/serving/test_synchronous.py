@@ -17,7 +17,8 @@ from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.recorder.recorder import RECORDER
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
-from tests.parallel.serving.test_parameter_server import FAMILIES, on_chief
+from tests.optimizers import SETTINGS
+from tests.parallel.serving.test_parameter_server import AVERAGED, WITH_OPTIONS, on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)
 
@@ -34,7 +35,7 @@ def test_a_round_is_the_step_of_all_its_workers_together(communicator: Communica
     workers = communicator.size - 2
     # Those that clip by norm do so before the mean: see the guide.
     families: dict[str, Callable[[], Optimizer]] = {
-        **{name: make for name, make in FAMILIES.items() if name not in ("Nesterov", "clipped")},
+        **SETTINGS, **WITH_OPTIONS, **AVERAGED,
         "clipped by value": lambda: optimizers.Adam(0.1, clipvalue=0.1),
     }
     mirrored = mpidist.MultiWorkerMirroredStrategy()

@@ -21,12 +21,10 @@ from mpidist.metrics import (
     ConfusionMatrix,
     F1Score,
     Mean,
-    MeanAbsoluteError,
     MeanIoU,
     MeanSquaredError,
     Metric,
     Recall,
-    RootMeanSquaredError,
     SparseCategoricalAccuracy,
     SparseCategoricalCrossentropy,
     SparseTopKCategoricalAccuracy,
@@ -34,6 +32,7 @@ from mpidist.metrics import (
     TopKCategoricalAccuracy,
 )
 from mpidist.metrics.top_k import in_top_k
+from tests.metrics import FAMILIES, Family
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=5), max_size=5))
@@ -131,32 +130,14 @@ def test_merging_and_resetting() -> None:
     assert total.result() == 0
 
 
-@pytest.mark.parametrize(
-    ("metric", "labels", "predictions", "weights", "expected"),
-    [
-        # From the docstrings of tf.keras.
-        (Accuracy, [[1], [2], [3], [4]], [[0], [2], [3], [4]], None, 0.75),
-        (Accuracy, [[1], [2], [3], [4]], [[0], [2], [3], [4]], [1, 1, 0, 0], 0.5),
-        (BinaryAccuracy, [[1], [1], [0], [0]], [[0.98], [1], [0], [0.6]], None, 0.75),
-        (BinaryAccuracy, [[1], [1], [0], [0]], [[0.98], [1], [0], [0.6]], [1, 0, 0, 1], 0.5),
-        (CategoricalAccuracy, [[0, 0, 1], [0, 1, 0]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], None, 0.5),
-        (CategoricalAccuracy, [[0, 0, 1], [0, 1, 0]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], [0.7, 0.3], 0.3),
-        (lambda: TopKCategoricalAccuracy(k=1), [[0, 0, 1], [0, 1, 0]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], None, 0.5),
-        (lambda: SparseTopKCategoricalAccuracy(k=1), [2, 1], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], [0.7, 0.3], 0.3),
-        (lambda: SparseTopKCategoricalAccuracy(k=2), [[2], [1]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], None, 1.0),
-        (MeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], None, 0.25),
-        (MeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], [1, 0], 0.5),
-        (RootMeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], None, 0.5),
-        (RootMeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], [1, 0], 0.70710677),
-        (MeanAbsoluteError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], None, 0.25),
-        (MeanAbsoluteError, np.array([0, 255], "uint8"), np.array([255, 0], "uint8"), None, 255),
-        (MeanSquaredError, [1.0, 2.0], [[1.0], [3.0]], None, 0.5),
-    ],
-)
+EXAMPLES = [(family, *example) for family in FAMILIES for example in family.examples]
+
+
+@pytest.mark.parametrize(("family", "arguments", "labels", "predictions", "weights", "expected"), EXAMPLES)
 def test_values_of_keras(
-    metric: Callable[[], Metric], labels: Any, predictions: Any, weights: Any, expected: float
+    family: Family, arguments: dict[str, Any], labels: Any, predictions: Any, weights: Any, expected: float
 ) -> None:
-    whole, batches = metric(), metric()
+    whole, batches = family.make(arguments), family.make(arguments)
     assert whole.result() == 0
     whole.update_state(labels, predictions, sample_weight=weights)
     assert type(whole.result()) is float

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mpidist import metrics
+from tests.metrics import CLASSES, FAMILIES, Family
 
 pytest.importorskip("torch", reason="Keras is run on PyTorch")
 os.environ["KERAS_BACKEND"] = "torch"
@@ -19,16 +20,14 @@ keras: Any = importlib.import_module("keras")
 # Keras's own: its variables know the first form of NumPy's protocol.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
-# Arguments that Keras does not have.
-OWN = {"F1Score": ["num_classes"]}
-BATCHES, SIZE, CLASSES = 5, 16, 6
+BATCHES, SIZE = 5, 16
 
 
-def compare(name: str, options: dict[str, Any], batches: list[tuple[Any, ...]]) -> None:
+def compare(family: Family, options: dict[str, Any], batches: list[tuple[Any, ...]]) -> None:
     """Give both the same batches, and compare the results after each of them and after a reset."""
-    metric = getattr(metrics, name)(**options)
-    given = {key: value for key, value in options.items() if key not in ("num_labels", *OWN.get(name, ()))}
-    reference = getattr(keras.metrics, name)(**given)
+    metric = family.make(options)
+    given = {key: value for key, value in options.items() if key not in ("num_labels", *family.not_in_keras)}
+    reference = getattr(keras.metrics, family.name)(**given)
     for _ in range(2):
         for *values, weights in batches:
             metric.update_state(*values, sample_weight=weights)
@@ -72,90 +71,27 @@ def batches_of(kind: str, weighted: bool) -> list[tuple[Any, ...]]:
     return result
 
 
-CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("Mean", {}, "values"),
-    ("Sum", {}, "values"),
-    ("MeanSquaredError", {}, "numbers"),
-    ("MeanSquaredError", {}, "labels"),
-    ("RootMeanSquaredError", {}, "numbers"),
-    ("RootMeanSquaredError", {}, "labels"),
-    ("MeanAbsoluteError", {}, "labels"),
-    ("Accuracy", {}, "equal"),
-    ("BinaryAccuracy", {}, "binary"),
-    ("BinaryAccuracy", {"threshold": 0.3}, "columns"),
-    ("BinaryAccuracy", {}, "labels"),
-    ("CategoricalAccuracy", {}, "one-hot"),
-    ("SparseCategoricalAccuracy", {}, "classes"),
-    ("TopKCategoricalAccuracy", {}, "one-hot"),
-    ("TopKCategoricalAccuracy", {"k": 2}, "one-hot"),
-    ("SparseTopKCategoricalAccuracy", {}, "classes"),
-    ("SparseTopKCategoricalAccuracy", {"k": 3}, "classes"),
-    *[
-        ("BinaryCrossentropy", {"from_logits": kind == "logits", **options}, kind)
-        for kind in ("columns", "labels", "logits") for options in ({}, {"label_smoothing": 0.2})
-    ],
-    *[
-        ("CategoricalCrossentropy", {"from_logits": logits, **options}, "one-hot")
-        for logits in (False, True) for options in ({}, {"label_smoothing": 0.2})
-    ],
-    ("CategoricalCrossentropy", {"from_logits": True}, "logits"),
-    ("CategoricalCrossentropy", {"axis": 1}, "maps"),
-    ("SparseCategoricalCrossentropy", {}, "classes"),
-    ("SparseCategoricalCrossentropy", {"from_logits": True}, "classes"),
-    ("MeanIoU", {"num_classes": CLASSES, "dtype": "float32"}, "equal"),
-    ("MeanIoU", {"num_classes": CLASSES + 2, "dtype": "float32", "ignore_class": 2}, "equal"),
-    ("MeanIoU", {"num_classes": CLASSES, "dtype": "float32", "sparse_y_pred": False}, "classes"),
-    (
-        "MeanIoU",
-        {"num_classes": CLASSES, "dtype": "float32", "sparse_y_true": False, "sparse_y_pred": False}, "one-hot",
-    ),
-    *[
-        ("F1Score", {"average": average, "num_classes": CLASSES, **options}, kind)
-        for average in (None, "micro", "macro", "weighted")
-        for options, kind in (({}, "one-hot"), ({"threshold": 0.4}, "labels"), ({}, "labels"))
-    ],
-    *[
-        (name, options, kind)
-        for name in ("Precision", "Recall")
-        for options, kind in (
-            ({}, "binary"), ({}, "columns"), ({"thresholds": 0.3}, "binary"), ({"thresholds": [0, 0.8, 0.2]}, "labels"),
-            ({"top_k": 2}, "one-hot"), ({"top_k": 3}, "logits"), ({"top_k": 2, "thresholds": [0.4, 0.9]}, "labels"),
-            ({"class_id": 1}, "labels"), ({"class_id": 4, "top_k": 3}, "logits"),
-            ({"class_id": 2, "thresholds": [0.2, 0.6]}, "one-hot"),
-        )
-    ],
-    *[
-        ("AUC", {"curve": curve, "summation_method": method, **options}, kind)
-        for curve in ("ROC", "PR")
-        for method in ("interpolation", "minoring", "majoring")
-        for options, kind in (
-            ({}, "binary"), ({"num_thresholds": 20}, "labels"), ({"thresholds": [0.7, 0.1, 0.45]}, "binary"),
-            ({"from_logits": True}, "logits"), ({"multi_label": True, "num_labels": CLASSES}, "labels"),
-            ({"multi_label": True, "num_labels": CLASSES, "label_weights": [0.5, 0, 2, 1, 1, 3]}, "labels"),
-            ({"label_weights": [0.5, 0, 2, 1, 1, 3]}, "labels"),
-        )
-    ],
-]
+CASES = [(family, arguments, kind) for family in FAMILIES for arguments, kind in family.keras]
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-@pytest.mark.parametrize(("name", "options", "kind"), CASES, ids=[f"{n} {o} {k}" for n, o, k in CASES])
-def test_every_metric(name: str, options: dict[str, Any], kind: str, weighted: bool) -> None:
-    if name in ("Precision", "Recall") and weighted and "class_id" not in options and kind != "binary":
+@pytest.mark.parametrize(("family", "options", "kind"), CASES, ids=[f"{f.name} {o} {k}" for f, o, k in CASES])
+def test_every_metric(family: Family, options: dict[str, Any], kind: str, weighted: bool) -> None:
+    if family.name in ("Precision", "Recall") and weighted and "class_id" not in options and kind != "binary":
         # Of arrays with classes Keras wants weights that broadcast.
         batches = [(*values, weights[:, None]) for *values, weights in batches_of(kind, weighted)]
     else:
         batches = batches_of(kind, weighted)
-    compare(name, options, batches)
+    compare(family, options, batches)
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES}))
-def test_arguments_and_defaults(name: str) -> None:
-    own = inspect.signature(getattr(metrics, name)).parameters
-    reference = inspect.signature(getattr(keras.metrics, name).__init__).parameters
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one.keras], ids=lambda family: family.name)
+def test_arguments_and_defaults(family: Family) -> None:
+    own = inspect.signature(getattr(metrics, family.name)).parameters
+    reference = inspect.signature(getattr(keras.metrics, family.name).__init__).parameters
     # New in Keras 3, and not in tf.keras.
     names = [key for key in reference if key not in ("self", "from_sorted_ids")]
-    assert list(own) == [*names, *OWN.get(name, ())]
+    assert list(own) == [*names, *family.not_in_keras]
     for key in names:
         # Keras names what has no name after its class, and numbers it.
         if key != "name" or reference[key].default is not None:

@@ -32,7 +32,7 @@ from mpidist.variables.update.fused import UnknownOperationError, record
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.llvm_text import extremes_are_known, loop_of, text_of
 from mpidist.variables.update.rows import RowArithmetic, Rows
-from tests.unit.optimizers.test_optimizers_fused import KERNELS, LAYER_KERNELS
+from tests.optimizers import SETTINGS, WITH_ROWS
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite: pip install 'mpidist[fast]'"
@@ -88,11 +88,11 @@ def values(dtype: np.dtype[Any], count: int, seed: int) -> AnyArray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", [*(name for name in KERNELS if "Ftrl" not in name), *LAYER_KERNELS])
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if not setting.family.has_powers])
 def test_each_family_has_numpys_bits(
     name: str, dtype: np.dtype[Any], only_compiled: Callable[[Update], Update]
 ) -> None:
-    kernel: Kernel | LayerKernel = KERNELS[name] if name in KERNELS else LAYER_KERNELS[name]
+    kernel = SETTINGS[name]().kernel
     parameter = values(dtype, COUNT, 0)
     slots = [np.full(COUNT, start, dtype) for start in kernel.slots.values()]
     scratch = [np.full(COUNT, np.nan, dtype) for _ in range(kernel.scratch_count)]
@@ -493,11 +493,12 @@ def rows_to_update(kernel: Kernel, dtype: np.dtype[Any], width: int) -> tuple[An
 @pytest.mark.parametrize("is_aside", [False, True], ids=["in place", "aside"])
 @pytest.mark.parametrize("width", [1, 3, 64, 100])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", [name for name in KERNELS if "Ftrl" not in name])
+@pytest.mark.parametrize("name", [name for name, setting in WITH_ROWS.items() if not setting.family.has_powers])
 def test_rows_of_a_table_have_numpys_bits(
     name: str, dtype: np.dtype[Any], width: int, is_aside: bool, only_compiled: Callable[[Update], Update]
 ) -> None:
-    kernel = KERNELS[name]
+    kernel = WITH_ROWS[name]().kernel
+    assert not isinstance(kernel, LayerKernel)
     mine, mine_slots, given_rows = rows_to_update(kernel, dtype, width)
     expected, slots, same_rows = rows_to_update(kernel, dtype, width)
     for step in (1, 2):

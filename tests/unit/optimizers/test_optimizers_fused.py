@@ -13,45 +13,24 @@ import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
-from mpidist.optimizers.families.adadelta import AdadeltaKernel
-from mpidist.optimizers.families.adagrad import AdagradKernel
-from mpidist.optimizers.families.adam import AdamKernel
-from mpidist.optimizers.families.adamax import AdamaxKernel
 from mpidist.optimizers.families.ftrl import FtrlKernel
-from mpidist.optimizers.families.lamb import LAMBKernel
-from mpidist.optimizers.families.lars import LARSKernel
-from mpidist.optimizers.families.lion import LionKernel
-from mpidist.optimizers.families.nadam import NadamKernel
 from mpidist.optimizers.families.rmsprop import RMSpropKernel
 from mpidist.optimizers.families.sgd import SGDKernel
 from mpidist.variables.update.fused import Program, UnknownOperationError, fused, record
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
+from tests.optimizers import SETTINGS
 
 COMPILER = shutil.which("g++") or shutil.which("c++")
 COUNT = 1000
 
-KERNELS: dict[str, Kernel] = {
-    "SGD": SGDKernel(),
-    "momentum": SGDKernel(0.9),
-    "Nesterov": SGDKernel(0.9, nesterov=True),
-    "Adam": AdamKernel(0.9, 0.999, 1e-7),
-    "AdamW with AMSGrad": AdamKernel(0.9, 0.999, 1e-7, 0.01, amsgrad=True),
-    "Nadam": NadamKernel(0.9, 0.999, 1e-7),
-    "Adamax": AdamaxKernel(0.9, 0.999, 1e-7),
-    "Adagrad": AdagradKernel(0.1, 1e-7),
-    "Adadelta": AdadeltaKernel(0.95, 1e-6),
-    "RMSprop": RMSpropKernel(0.9, 0.0, 1e-7, centered=False),
-    "RMSprop, centered, momentum": RMSpropKernel(0.9, 0.5, 1e-7, centered=True),
-    "Lion": LionKernel(0.9, 0.99),
-    "Ftrl": FtrlKernel(-0.5, 0.1, 0.01, 0.02, 0.03, 0.1),
-    "Ftrl, other power": FtrlKernel(-0.3, 0.1, 0.01, 0.0, 0.0, 0.0),
-}
-LAYER_KERNELS: dict[str, LayerKernel] = {
-    "LAMB": LAMBKernel(0.9, 0.999, 1e-6),
-    "LARS": LARSKernel(0.9, 1e-4, 0.001, nesterov=False),
-    "LARS, Nesterov": LARSKernel(0.9, 1e-4, 0.001, nesterov=True),
-    "LARS without momentum": LARSKernel(0.0, 0.0, 0.001, nesterov=False),
-}
+KERNELS: dict[str, Kernel] = {}
+LAYER_KERNELS: dict[str, LayerKernel] = {}
+for _name, _setting in SETTINGS.items():
+    _kernel = _setting().kernel
+    if isinstance(_kernel, LayerKernel):
+        LAYER_KERNELS[_name] = _kernel
+    else:
+        KERNELS[_name] = _kernel
 
 
 class OnCpu:

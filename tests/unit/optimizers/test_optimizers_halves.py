@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,13 @@ from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.halves import scratch_blocks
+from tests.optimizers import SETTINGS
 
 HALVES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 STEPS = 200
 # Two blocks, and not all of the second.
 SIZE = 100
 
-FAMILIES: dict[str, Callable[..., Optimizer]] = {
-    "SGD": lambda **o: optimizers.SGD(0.01, **o),
-    "momentum": lambda **o: optimizers.SGD(0.01, 0.9, nesterov=True, **o),
-    "Adam": lambda **o: optimizers.Adam(0.01, **o),
-    "AMSGrad": lambda **o: optimizers.Adam(0.01, amsgrad=True, **o),
-    "AdamW": lambda **o: optimizers.AdamW(0.01, 0.1, **o),
-    "Nadam": lambda **o: optimizers.Nadam(0.01, **o),
-    "Adamax": lambda **o: optimizers.Adamax(0.01, **o),
-    "RMSprop": lambda **o: optimizers.RMSprop(0.01, momentum=0.5, centered=True, **o),
-    "Adagrad": lambda **o: optimizers.Adagrad(0.01, **o),
-    "Adadelta": lambda **o: optimizers.Adadelta(1.0, **o),
-    "Ftrl": lambda **o: optimizers.Ftrl(0.01, l1_regularization_strength=0.1, beta=0.1, **o),
-    "Lion": lambda **o: optimizers.Lion(0.01, **o),
-    "LAMB": lambda **o: optimizers.LAMB(0.01, **o),
-    "LARS": lambda **o: optimizers.LARS(10.0, **o),
-}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {}, "clipnorm": {"clipnorm": 3.0}, "clipvalue, decay": {"clipvalue": 0.3, "weight_decay": 0.1},
     "average": {"use_ema": True, "ema_momentum": 0.7, "ema_overwrite_frequency": 7},
@@ -56,6 +40,10 @@ def start(dtype: np.dtype[Any], size: int = SIZE) -> AnyArray:
     return np.random.default_rng(1000).normal(size=size).astype(dtype)
 
 
+def make(name: str, **options: Any) -> Optimizer:
+    return SETTINGS[name](SETTINGS[name].family.half_rate, **options)
+
+
 def require_same(optimizer: Optimizer, expected: Optimizer) -> None:
     for slot, wanted in zip(optimizer.variables, expected.variables, strict=True):
         assert slot.dtype == np.float32, slot.name
@@ -63,10 +51,10 @@ def require_same(optimizer: Optimizer, expected: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", SETTINGS)
 def test_updates_are_those_of_float32_rounded_after_each_step(name: str, dtype: np.dtype[Any]) -> None:
     half, wide = mpidist.Variable(start(dtype)), mpidist.Variable(start(dtype).astype("f"))
-    optimizer, reference = FAMILIES[name](), FAMILIES[name]()
+    optimizer, reference = make(name), make(name)
     for step in range(STEPS):
         gradient = gradient_of(step, dtype)
         optimizer.apply_gradients([(gradient, half)])
@@ -84,7 +72,7 @@ def test_updates_are_those_of_float32_rounded_after_each_step(name: str, dtype: 
 def test_with_the_options_of_every_optimizer(name: str, options: str) -> None:
     dtype = HALVES[0]
     half, wide = mpidist.Variable(start(dtype)), mpidist.Variable(start(dtype).astype("f"))
-    optimizer, reference = (FAMILIES[name](**OPTIONS[options]) for _ in range(2))
+    optimizer, reference = (make(name, **OPTIONS[options]) for _ in range(2))
     for step in range(10):
         gradient = gradient_of(step, dtype)
         optimizer.apply_gradients([(gradient, half)])
@@ -97,12 +85,12 @@ def test_with_the_options_of_every_optimizer(name: str, options: str) -> None:
         np.testing.assert_array_equal(half.numpy().astype("f"), wide.numpy(), err_msg=f"step {step}")
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_master_copy_is_updated_as_a_float32_variable(name: str) -> None:
     dtype = HALVES[0]
     half, wide = mpidist.Variable(start(dtype)), mpidist.Variable(start(dtype).astype("f"))
-    optimizer, reference = FAMILIES[name](master_copy=True), FAMILIES[name]()
-    is_layerwise = name in ("LAMB", "LARS")
+    optimizer, reference = make(name, master_copy=True), make(name)
+    is_layerwise = SETTINGS[name].is_layerwise
     for step in range(STEPS):
         gradient = gradient_of(step, dtype)
         optimizer.apply_gradients([(gradient, half)])
@@ -213,10 +201,10 @@ def test_checkpoints_of_sums_of_squares_are_restored(tmp_path: Path, dtype: str,
 
 
 @pytest.mark.parametrize("master_copy", [False, True])
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", SETTINGS)
 def test_compiled_updates_have_the_bits_of_numpy(name: str, master_copy: bool) -> None:
     """In the middle of the conversions there is the compiled loop; elsewhere than in blocks it is not used."""
-    optimizer = FAMILIES[name](master_copy=master_copy, use_ema=True, clipvalue=100.0)
+    optimizer = make(name, master_copy=master_copy, use_ema=True, clipvalue=100.0)
     size, dtype = 1 << 15, HALVES[0]
     results = []
     for compiles in (False, True):
@@ -226,7 +214,7 @@ def test_compiled_updates_have_the_bits_of_numpy(name: str, master_copy: bool) -
         parameter = start(dtype, size)
         for step in (1, 2, 3):
             gradient = gradient_of(step, dtype, size)
-            if name in ("LAMB", "LARS"):
+            if SETTINGS[name].is_layerwise:
                 kernel: Any = optimizer.kernel
                 update = arithmetic.surround(kernel.prepare(step, 0.1, 2.0, 3.0), keep=0.9)
             else:
@@ -255,11 +243,11 @@ def test_rows_of_tables_are_updated_alike(dtype: np.dtype[Any], master_copy: boo
         np.testing.assert_array_equal(slot.numpy()[[3, 8]], expected.numpy())
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", SETTINGS)
 def test_scaled_losses_are_unscaled_in_float32(name: str) -> None:
     """A gradient of 1e-6 divided by 65536 is 0 in float16."""
     plain, scaled = (mpidist.Variable(start(HALVES[0])) for _ in range(2))
-    first, second = (FAMILIES[name]() for _ in range(2))
+    first, second = (make(name) for _ in range(2))
     for step in range(5):
         gradient = gradient_of(step, HALVES[0]) / np.float16(64)
         first.apply_gradients([(gradient, plain)])

@@ -15,6 +15,7 @@ from mpidist import optimizers
 from mpidist.arrays import AnyArray
 from mpidist.optimizers import LossScaleOptimizer
 from mpidist.variables.variable import BaseVariable
+from tests.optimizers import BY_NAME, FAMILIES, KERAS
 
 pytest.importorskip("torch", reason="Keras is run on PyTorch")
 os.environ["KERAS_BACKEND"] = "torch"
@@ -28,11 +29,11 @@ STEPS = 20
 
 
 def ours(name: str, *args: Any, **options: Any) -> Any:
-    return getattr(optimizers, {"Lamb": "LAMB"}.get(name, name))(*args, **options)
+    return getattr(optimizers, name)(*args, **options)
 
 
 def theirs(name: str, *args: Any, **options: Any) -> Any:
-    return getattr(keras.optimizers, name)(*args, **options)
+    return getattr(keras.optimizers, BY_NAME[name].keras_name or name)(*args, **options)
 
 
 def gradients_of(step: int) -> list[AnyArray]:
@@ -74,33 +75,6 @@ def compare(
     assert all((variable.numpy() != was).any() for variable, was in zip(variables, started, strict=True))
 
 
-# Without epsilon, of which the place differs, or with one too small to matter.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "SGD": ("SGD", {}),
-    "SGD momentum": ("SGD", {"momentum": 0.9}),
-    "SGD nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
-    "Nadam": ("Nadam", {}),
-    "Nadam betas": ("Nadam", {"beta_1": 0.7, "beta_2": 0.8, "epsilon": 0.1}),
-    "Adamax": ("Adamax", {}),
-    "Adamax betas": ("Adamax", {"beta_1": 0.7, "beta_2": 0.8, "epsilon": 0.1}),
-    "RMSprop": ("RMSprop", {"epsilon": 1e-12}),
-    "RMSprop momentum": ("RMSprop", {"rho": 0.8, "momentum": 0.7, "epsilon": 1e-12}),
-    "RMSprop centered": ("RMSprop", {"centered": True, "epsilon": 1e-12}),
-    "RMSprop both": ("RMSprop", {"rho": 0.8, "momentum": 0.7, "centered": True, "epsilon": 1e-12}),
-    "Adagrad": ("Adagrad", {"epsilon": 0.0}),
-    "Adagrad from": ("Adagrad", {"initial_accumulator_value": 2.0, "epsilon": 0.0}),
-    "Adadelta": ("Adadelta", {}),
-    "Adadelta epsilon": ("Adadelta", {"rho": 0.8, "epsilon": 0.1}),
-    "Ftrl": ("Ftrl", {}),
-    "Ftrl all": ("Ftrl", {
-        "learning_rate_power": -0.3, "initial_accumulator_value": 0.5, "l1_regularization_strength": 0.3,
-        "l2_regularization_strength": 0.2, "l2_shrinkage_regularization_strength": 0.1, "beta": 0.4,
-    }),
-    "Lion": ("Lion", {}),
-    "Lion betas": ("Lion", {"beta_1": 0.7, "beta_2": 0.8}),
-    "Lamb": ("Lamb", {}),
-    "Lamb epsilon": ("Lamb", {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 0.1}),
-}
 OPTIONS: dict[str, dict[str, Any]] = {
     "decay": {"weight_decay": 0.1},
     "clipnorm": {"clipnorm": 1.5},
@@ -115,16 +89,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", KERAS)
 def test_every_family(case: str) -> None:
-    name, options = CASES[case]
+    name, options = KERAS[case]
     compare(ours(name, 0.1, **options), theirs(name, 0.1, **options))
 
 
 @pytest.mark.parametrize("options", list(OPTIONS))
 @pytest.mark.parametrize("case", ["SGD nesterov", "RMSprop both", "Ftrl all", "Lion", "Lamb"])
 def test_every_option(case: str, options: str) -> None:
-    name, own = CASES[case]
+    name, own = KERAS[case]
     both = own | OPTIONS[options]
     compare(ours(name, 0.1, **both), theirs(name, 0.1, **both))
 
@@ -160,7 +134,7 @@ def test_the_place_of_epsilon_that_the_docstring_names(name: str, square: float)
 
 @pytest.mark.parametrize("case", ["SGD", "SGD momentum", "SGD nesterov", "RMSprop both", "Adadelta", "Ftrl", "Lamb"])
 def test_a_rate_that_changes(case: str) -> None:
-    name, options = CASES[case]
+    name, options = KERAS[case]
     compare(
         ours(name, optimizers.ExponentialDecay(0.2, 4, 0.3), **options),
         theirs(name, keras.optimizers.schedules.ExponentialDecay(0.2, 4, 0.3), **options),
@@ -193,7 +167,7 @@ def test_schedules(name: str, arguments: Any) -> None:
 
 @pytest.mark.parametrize("case", ["SGD momentum", "Lamb"])
 def test_averages_become_the_variables(case: str) -> None:
-    name, options = CASES[case]
+    name, options = KERAS[case]
     optimizer, reference = (make(name, 0.1, use_ema=True, ema_momentum=0.7, **options) for make in (ours, theirs))
     variables, references = make_variables()
     for step in range(STEPS):
@@ -210,7 +184,7 @@ def test_averages_become_the_variables(case: str) -> None:
 @pytest.mark.parametrize("frequency", [None, 2])
 @pytest.mark.parametrize("case", ["SGD momentum", "Lamb"])
 def test_averages_move_in_calls_that_only_accumulate(case: str, frequency: int | None) -> None:
-    name, options = CASES[case]
+    name, options = KERAS[case]
     more = {"use_ema": True, "ema_momentum": 0.7, "ema_overwrite_frequency": frequency, **options}
     optimizer, reference = (make(name, 0.1, gradient_accumulation_steps=3, **more) for make in (ours, theirs))
     variables, references = make_variables()
@@ -235,7 +209,7 @@ def test_calls_and_updates_are_counted() -> None:
 
 @pytest.mark.parametrize("case", ["SGD momentum", "Lamb"])
 def test_loss_scaling(case: str) -> None:
-    name, options = CASES[case]
+    name, options = KERAS[case]
     optimizer = LossScaleOptimizer(ours(name, 0.1, clipnorm=1.0, **options), 16.0, 3)
     reference = keras.optimizers.LossScaleOptimizer(theirs(name, 0.1, clipnorm=1.0, **options), 16.0, 3)
     scales = []
@@ -254,9 +228,7 @@ def test_loss_scaling(case: str) -> None:
     assert optimizer.scale_loss(2.0) == keras.ops.convert_to_numpy(reference.scale_loss(2.0))
 
 
-@pytest.mark.parametrize("name", [
-    "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion", "Lamb", "Nadam", "Adamax",
-])
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.keras_name])
 def test_names_and_defaults(name: str) -> None:
     optimizer, config = ours(name), theirs(name).get_config()
     own = {**vars(optimizer.kernel), **vars(optimizer.options), "learning_rate": optimizer.learning_rate}

@@ -13,7 +13,8 @@ import mpidist
 from mpidist import optimizers
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.optimizers import SGD, Adadelta, Adagrad, Ftrl, Lion, LossScaleOptimizer, Optimizer, RMSprop
+from mpidist.optimizers import SGD, Adadelta, Adagrad, Ftrl, Lion, LossScaleOptimizer, RMSprop
+from tests.optimizers import FAMILIES, Family
 
 
 @pytest.mark.parametrize(
@@ -174,22 +175,14 @@ def test_a_loss_scale_is_a_number_above_zero(scale: Any, text: str) -> None:
         SGD(0.1).apply_scaled_gradients([(np.ones(()), mpidist.Variable(1.0))], scale)
 
 
-def test_tf_keras_names_and_defaults() -> None:
-    made: list[tuple[Optimizer, float, tuple[float, ...]]] = [
-        (RMSprop(), 0.001, (0.9, 0.0, 1e-7, False)),
-        (Adagrad(), 0.001, (0.1, 1e-7)),
-        (Adadelta(), 0.001, (0.95, 1e-7)),
-        (Ftrl(), 0.001, (-0.5, 0.1, 0.0, 0.0, 0.0, 0.0)),
-        (Lion(), 0.001, (0.9, 0.99)),
-        (optimizers.LAMB(), 0.001, (0.9, 0.999, 1e-7)),
-        (optimizers.LARS(), 0.01, (0.9, 0.0, 0.001, False)),
-    ]
-    for optimizer, rate, values in made:
-        assert optimizer.learning_rate == rate
-        assert tuple(vars(optimizer.kernel).values()) == values, optimizer.name
-    assert {optimizer.name for optimizer, _, _ in made} == {
-        "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion", "LAMB", "LARS"
-    }
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_tf_keras_names_and_defaults(family: Family) -> None:
+    optimizer = getattr(optimizers, family.name)()
+    assert (optimizer.learning_rate, *vars(optimizer.kernel).values()) == family.defaults
+    assert optimizer.name == family.name
+
+
+def test_names_and_defaults_of_a_loss_scale() -> None:
     scaled = LossScaleOptimizer(SGD())
     assert (scaled.dynamic_scale, scaled.dynamic_growth_steps) == (32768, 2000)
     assert repr(scaled) == "<LossScaleOptimizer dynamic_scale=32768 of <SGD iterations=0 variables=not built>>"
@@ -329,7 +322,7 @@ def test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_ski
 
 
 @pytest.mark.parametrize(
-    "family", ["Adadelta", "Adagrad", "Adam", "AdamW", "Ftrl", "LAMB", "LARS", "Lion", "RMSprop", "SGD"]
+    "family", [family.name for family in FAMILIES]
 )
 @pytest.mark.parametrize(
     "options",

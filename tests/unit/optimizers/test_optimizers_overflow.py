@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import mpidist
 from mpidist import optimizers
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.families.adam import AdamKernel
-from mpidist.optimizers.optimizer import Optimizer
 from mpidist.parameter_server.heap.dense import HeapVariable, Updates
 from mpidist.parameter_server.protocol.messages import CommitStep
 from mpidist.variables.kinds.served import ServedPlace
@@ -21,25 +19,16 @@ from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.fused import record
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.update.overflow import Overflow, loud
+from tests.optimizers import SETTINGS
 
-# With the share of a square that its mean gets: 1 - beta_2, or 1 - rho.
-FAMILIES: dict[str, tuple[Callable[..., Optimizer], float]] = {
-    "Adam": (lambda **o: optimizers.Adam(0.1, **o), 1e-3),
-    "AMSGrad": (lambda **o: optimizers.Adam(0.1, amsgrad=True, **o), 1e-3),
-    "AdamW": (lambda **o: optimizers.AdamW(0.1, **o), 1e-3),
-    "Nadam": (lambda **o: optimizers.Nadam(0.1, **o), 1e-3),
-    "RMSprop": (lambda **o: optimizers.RMSprop(0.1, **o), 0.1),
-    "Adagrad": (lambda **o: optimizers.Adagrad(0.1, **o), 1.0),
-    "Adadelta": (lambda **o: optimizers.Adadelta(0.1, **o), 0.05),
-    "LAMB": (lambda **o: optimizers.LAMB(0.1, **o), 1e-3),
-}
-LARGEST = {name: float(np.sqrt(float(np.finfo("f").max) / share)) for name, (_, share) in FAMILIES.items()}
+SHARES = {name: setting.family.square_share for name, setting in SETTINGS.items() if setting.family.square_share}
+LARGEST = {name: float(np.sqrt(float(np.finfo("f").max) / share)) for name, share in SHARES.items()}
 
 
 @pytest.mark.parametrize("size", [3, 1 << 18], ids=["NumPy", "compiled"])
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", LARGEST)
 def test_squares_overflow_where_their_mean_does(name: str, size: int) -> None:
-    variable, optimizer = mpidist.Variable(np.ones(size, "f")), FAMILIES[name][0]()
+    variable, optimizer = mpidist.Variable(np.ones(size, "f")), SETTINGS[name]()
     gradient = np.zeros(size, "f")
     gradient[-1] = 0.99 * LARGEST[name]
     optimizer.apply_gradients([(gradient, variable)])

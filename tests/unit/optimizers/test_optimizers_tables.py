@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
 import mpidist
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, LossScaleOptimizer, Optimizer
+from mpidist.optimizers import LAMB, LARS, SGD, Adam, LossScaleOptimizer, Optimizer
 from mpidist.options import VariableSynchronization
+from tests.optimizers import FAMILIES, Family, Setting
 
 ROWS, WIDTH = 30, 5
 
-FAMILIES: dict[str, tuple[Callable[[], Optimizer], Callable[[Any, Any], Any]]] = {
-    "SGD": (lambda: SGD(0.1), lambda t, p: t.optim.SGD(p, lr=0.1)),
-    "Adagrad": (
-        lambda: Adagrad(0.1, 0.5, 1e-9), lambda t, p: t.optim.Adagrad(p, 0.1, initial_accumulator_value=0.5, eps=1e-9)
-    ),
-    # SparseAdam adds its epsilon to the uncorrected root.
-    "Adam": (lambda: Adam(0.1, 0.8, 0.9, 0.0), lambda t, p: t.optim.SparseAdam(p, 0.1, (0.8, 0.9), 1e-300)),
-}
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_agrees_with_torchs_sparse_embedding(family: str) -> None:
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one.sparse_torch], ids=lambda family: family.name)
+def test_agrees_with_torchs_sparse_embedding(family: Family) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    make, make_theirs = FAMILIES[family]
+    case = family.sparse_torch
+    assert case is not None
     generator = np.random.default_rng(1)
     start = generator.normal(size=(ROWS, WIDTH))
     table = mpidist.Variable(start, sparse_gradient=True)
     embedding = torch.nn.Embedding(ROWS, WIDTH, sparse=True, dtype=torch.float64)
     embedding.weight.data = torch.tensor(start)
-    ours, theirs = make(), make_theirs(torch, [embedding.weight])
+    ours, theirs = Setting(family, case.arguments)(), case.make(torch, [embedding.weight], 0.1)
     for number in range(20):
         chosen = generator.integers(0, ROWS if number % 2 else 3, 12)
         weights = generator.normal(size=(12, WIDTH))

@@ -24,7 +24,8 @@ from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.kinds.sharded import ShardedVariable
 from mpidist.variables.making.initial import ShardedInitial, ShardInfo
 from tests.helpers.amounts import amount
-from tests.parallel.serving.test_parameter_server import FAMILIES
+from tests.optimizers import WITH_ROWS
+from tests.parallel.serving.test_parameter_server import CLIPPED_BY_NORM, MAKERS, WITH_OPTIONS
 
 KINDS = {
     "add": np.add.at, "sub": np.subtract.at, "mul": np.multiply.at, "div": np.true_divide.at, "min": np.minimum.at,
@@ -284,16 +285,17 @@ def test_wrong_arguments_of_initializers() -> None:
         mpidist.initializers.RandomNormal(seed=1 << 128)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"LAMB", "LARS", "averaged"}))
+@pytest.mark.parametrize("name", [*WITH_ROWS, *WITH_OPTIONS, *CLIPPED_BY_NORM])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_rows_are_updated_as_in_one_process(servers: Partitioned, family: str, shards: int) -> None:
+def test_rows_are_updated_as_in_one_process(servers: Partitioned, name: str, shards: int) -> None:
     start, rng = array(11, 3), np.random.default_rng(7)
     sizes = [5, 0, 3, 11]
     steps = [(rng.normal(size=(size, 3)), rng.integers(0, 11, size)) for size in sizes]
     one = mpidist.Variable(start, sparse_gradient=True)
-    alone = FAMILIES[family]()
+    make = MAKERS[name]
+    alone = make()
     table = servers.make(start, shards, sparse_gradient=True)
-    there = FAMILIES[family]()
+    there = make()
     there.build([table])
 
     def step(values: Any, rows: Any) -> None:
