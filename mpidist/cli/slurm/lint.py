@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from mpidist.cli.slurm.command import MPIRUN, SRUN, Command
-from mpidist.cli.slurm.script import JobScript, read_job_script
+from mpidist.cli.slurm.script import MPIRUN, SRUN, Command, JobScript, base_name, is_program, read_job_script
 
 
 class LintFinding(NamedTuple):
@@ -65,8 +64,8 @@ def _ignored_options(script: JobScript) -> Iterator[LintFinding]:
 def _mpi(script: JobScript) -> Iterator[LintFinding]:
     for command in _sruns(script):
         kind = command.options.get("mpi")
-        if kind is None and script.sets("SLURM_MPI_TYPE"):
-            kind = script.value("SLURM_MPI_TYPE")
+        if kind is None:
+            kind = script.environment.get("SLURM_MPI_TYPE")
         if kind is None and not command.has_unknown_options:
             yield LintFinding(
                 command.line,
@@ -84,7 +83,7 @@ def _mpi(script: JobScript) -> Iterator[LintFinding]:
 
 def _bad_exit(script: JobScript) -> Iterator[LintFinding]:
     for command in _sruns(script):
-        is_said = "kill-on-bad-exit" in command.options or script.sets("SLURM_KILL_BAD_EXIT")
+        is_said = "kill-on-bad-exit" in command.options or "SLURM_KILL_BAD_EXIT" in script.environment
         if not is_said and not command.has_unknown_options:
             yield LintFinding(
                 command.line,
@@ -109,7 +108,7 @@ def _components(script: JobScript) -> Iterator[LintFinding]:
 
 def _cores(script: JobScript) -> Iterator[LintFinding]:
     option = script.find("cpus-per-task")
-    if option is None or option.value == "1" or script.sets("SRUN_CPUS_PER_TASK"):
+    if option is None or option.value == "1" or "SRUN_CPUS_PER_TASK" in script.environment:
         return
     for command in filter(attrgetter("is_srun"), script.commands):
         if "cpus-per-task" not in command.options and not command.has_unknown_options:
@@ -120,8 +119,11 @@ def _cores(script: JobScript) -> Iterator[LintFinding]:
             )
 
 
+_GPUS = re.compile(r"(?:gres/|gres:)?gpu(?::[^,]*?)??(?::([0-9]+))?")
+
+
 def _gpus(script: JobScript) -> Iterator[LintFinding]:
-    lines = [option.line for option in script.options if option.name == "gpus-per-task" and not script.has_one_task]
+    lines = [option.line for option in script.options if option.name == "gpus-per-task" and not _has_one_task(script)]
     lines += [command.line for command in _sruns(script) if "gpus-per-task" in command.options]
     for line in lines:
         yield LintFinding(
@@ -139,7 +141,7 @@ def _gpus(script: JobScript) -> Iterator[LintFinding]:
                 "#SBATCH --exclusive",
             )
     for component in range(script.components):
-        tasks, gpus = script.count("ntasks-per-node", component), script.gpus_of_node(component)
+        tasks, gpus = script.count("ntasks-per-node", component), _gpus_of_node(script, component)
         if tasks is not None and gpus and tasks > gpus:
             line = next(
                 option.line for option in script.options
@@ -152,9 +154,23 @@ def _gpus(script: JobScript) -> Iterator[LintFinding]:
             )
 
 
+def _gpus_of_node(script: JobScript, component: int) -> int | None:
+    """The number of GPUs of a node, by `--gpus-per-node` or `--gres`; None where neither tells it."""
+    for option in reversed(script.options):
+        if option.component != component:
+            continue
+        if option.name == "gpus-per-node":
+            number = option.value.rpartition(":")[2]
+            return int(number) if number.isdecimal() else None
+        found = [_GPUS.fullmatch(one) for one in option.value.split(",")] if option.name == "gres" else []
+        if any(found):
+            return sum(int(match[1] or 1) for match in found if match is not None)
+    return None
+
+
 def _requeue(script: JobScript) -> Iterator[LintFinding]:
     option = script.find("requeue")
-    asks = [command.line for command in script.commands if re.search(r"\bscontrol\s+requeue\b", command.text)]
+    asks = [one.line for one in script.commands if re.search(r"\bscontrol\s+requeue\b", " ".join(one.words))]
     mode = script.find("open-mode")
     if (option is not None or asks) and (mode is None or mode.value[:1].lower() != "a"):
         yield LintFinding(
@@ -165,7 +181,8 @@ def _requeue(script: JobScript) -> Iterator[LintFinding]:
 
 def _signals(script: JobScript) -> Iterator[LintFinding]:
     option = script.find("signal")
-    if option is None:
+    # Without commands the script could not be read.
+    if option is None or not script.commands:
         return
     starts = [command for command in script.commands if command.is_srun or command.is_mpirun]
     is_shells = re.match(r"[RH]*B[RH]*:", option.value) is not None
@@ -217,6 +234,7 @@ def _no_launcher(script: JobScript) -> Iterator[LintFinding]:
             )
 
 
+_CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 # The options of Apptainer with which each rank has a /dev/shm, or processes, of its own; with --ipc it has neither.
 _SEPARATE = ("--contain", "--pid", "-c", "-p")
 # Those with which it has none of its launcher's variables.
@@ -226,10 +244,10 @@ _CLEAN = ("--cleanenv", "--containall", "-e", "-C")
 def _containers(script: JobScript) -> Iterator[LintFinding]:
     gpus = any(option.name.startswith(("gpus", "gres")) for option in script.options)
     for command in script.commands:
-        words, name = command.container_words, command.container
+        name, words = _container(command)
         if not name:
             continue
-        if command.has_launcher_inside:
+        if any(base_name(word) in (*SRUN, *MPIRUN) for word in words):
             yield LintFinding(
                 command.line,
                 f"the launcher inside the container starts all ranks in it, on one node. Write it in front of {name}: "
@@ -247,7 +265,7 @@ def _containers(script: JobScript) -> Iterator[LintFinding]:
             continue
         separate = [word for word in words if word in _SEPARATE]
         clean = [word for word in words if word in _CLEAN]
-        if separate and not (script.sets("MPIR_CVAR_NOLOCAL") or script.sets("OMPI_MCA_btl")):
+        if separate and not {"MPIR_CVAR_NOLOCAL", "OMPI_MCA_btl"} & script.environment.keys():
             yield LintFinding(
                 command.line,
                 f"{separate[0]} keeps the ranks of a node apart: MPICH then fails at its start, or hangs there, "
@@ -264,6 +282,16 @@ def _containers(script: JobScript) -> Iterator[LintFinding]:
             yield LintFinding(command.line, f"the container sees no GPU. Write {name} exec --nv")
 
 
+def _container(command: Command) -> tuple[str, Sequence[str]]:
+    """The program that starts a container for Python here, empty if there is none, and the words up to Python."""
+    words = command.words
+    begin = next((at for at, word in enumerate(words) if base_name(word) in _CONTAINERS), None)
+    if begin is None or not command.is_python or not {"exec", "run", "shell"} & set(words):
+        return "", ()
+    end = next((at for at, word in enumerate(words) if at > begin and is_program(word)), len(words))
+    return base_name(words[begin]), words[begin + 1 : end]
+
+
 def _sruns(script: JobScript) -> list[Command]:
     """The lines by which several ranks start."""
     sruns = [
@@ -272,7 +300,14 @@ def _sruns(script: JobScript) -> list[Command]:
     ]
     # Where nobody says otherwise: options of sbatch itself replace those in the script.
     numbers = {"nodes", "ntasks", "ntasks-per-node"}
-    return [one for one in sruns if numbers & set(one.options)] if script.has_one_task else sruns
+    return [one for one in sruns if numbers & set(one.options)] if _has_one_task(script) else sruns
+
+
+def _has_one_task(script: JobScript) -> bool:
+    """Whether the script says that the job has one task."""
+    nodes, tasks, per_node = (script.count(name) for name in ("nodes", "ntasks", "ntasks-per-node"))
+    is_one = tasks == 1 or (nodes == per_node == 1 and tasks is None)
+    return script.components == 1 and is_one and (nodes or 1) == (per_node or 1) == 1
 
 
 _RULES: tuple[Callable[[JobScript], Iterator[LintFinding]], ...] = (

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpidist.cli.main import main
 from mpidist.cli.slurm.lint import lint
@@ -168,11 +170,22 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["#SBATCH -n 1", "srun python train.py"],
         ["#SBATCH --signal=B:USR1@60", "on_signal save USR1", f"{SRUN} &", "wait"],
         ["#SBATCH --requeue --open-mode=a", SRUN],
+        # Quotes that do not end are not understood; only what shlex can read is looked at.
+        ["#SBATCH --signal=B:USR1@60", "srun python train.py", "echo \"a"],
+        ["#SBATCH -N 2", "python train.py", "echo $'it\\'s'"],
+        ["srun 2>err --mpi=pmix >log -K python a.py#1 &>>more", f"{SRUN}  #SBATCH or", "x='# y'", "z=${#x}"],
         ["## SBATCH --gpus-per-task=1", "# SBATCH -N2", "##SBATCH -N 2", "# sbatch starts it", SRUN],
     ],
 )
 def test_what_is_right_is_not_found(lines: list[str]) -> None:
     assert lint("\n".join(["#!/bin/bash", *lines])) == []
+
+
+@given(st.text(st.sampled_from(list("ab '\"\\$#;&|()<>`\t\n=-{}\r\f\v\x1c\x85\u2028é")), max_size=60))
+def test_any_text_is_read(text: str) -> None:
+    lines = text.count("\n") + 1
+    assert all(1 <= command.line <= lines for command in read_job_script(text).commands)
+    assert all(1 <= finding.line <= lines for finding in lint(text))
 
 
 @pytest.mark.parametrize(
