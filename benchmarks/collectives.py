@@ -48,6 +48,7 @@ from native_mpi import open_native
 from sync_step import SHAPES
 
 from mpidist.comm.choice import selection
+from mpidist.comm.choice.table import BACKENDS
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_nest
 from mpidist.comm.group.opening import open_communicator
@@ -127,7 +128,7 @@ def open_collectives() -> dict[str, CollectiveFront]:
     """All that can be had here, by name; says why the others cannot."""
     communicator = open_communicator()
     collectives: dict[str, CollectiveFront] = {}
-    for name in ("AUTO", *(backend.name for backend in selection.BACKENDS)):
+    for name in ("AUTO", *(one.name for one, row in BACKENDS.items() if row.takes_host_arrays)):
         try:
             collectives[name] = selection.choose(communicator, CommunicationOptions(implementation=name))
         except UnavailableError as error:

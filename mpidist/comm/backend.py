@@ -1,7 +1,7 @@
 """The backend: one way to move and combine flat arrays. The front checks and converts before it calls a backend.
 
-A new backend is one module in `comm/backends/` with a class that keeps this Protocol, one line in the table of
-`comm/choice/selection.py`, and one fixture for the contract tests of `mpidist.testing.contract`.
+A new backend is one module in `comm/backends/` with a class that keeps this Protocol, a member of
+`CommunicationImplementation`, and one row in `comm/choice/table.py`; the contract tests then run over it.
 """
 
 from __future__ import annotations

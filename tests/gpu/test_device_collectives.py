@@ -16,7 +16,7 @@ from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.gpu import nccl_ranks
 from mpidist.comm.gpu.nccl_ranks import open_ranks
 from mpidist.comm.group.communicator import Communicator
-from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from mpidist.options import CommunicationOptions, ReduceOp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
@@ -213,5 +213,5 @@ def test_an_array_on_another_gpu_is_refused(cupy: Any, open_collective: Opener) 
 def test_nccl_is_refused_where_ranks_share_a_gpu(cupy: Any, communicator: Communicator) -> None:
     if cupy.cuda.runtime.getDeviceCount() >= communicator.node.size or capabilities.NCCL_HOST in os.environ:
         pytest.skip("each rank has a GPU of its own, or a host of its own to NCCL")
-    reasons = communicator.all_gather_object(capabilities.why_not(CommunicationImplementation.NCCL, communicator))
+    reasons = communicator.all_gather_object(capabilities.why_no_nccl(communicator))
     assert any(reason is not None and "share one GPU" in reason for reason in reasons)

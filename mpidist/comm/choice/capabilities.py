@@ -1,4 +1,4 @@
-"""Capabilities: the backends that these ranks can use, and the reasons why they cannot use the others."""
+"""Capabilities: the reasons why these ranks cannot use a backend."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ import os
 from mpidist.comm.group.agreement import name_ranks
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import PACKAGES
-from mpidist.options import CommunicationImplementation
 
 # By this variable NCCL takes ranks of one host for ranks of several.
 NCCL_HOST = "NCCL_HOSTID"
 
 
-def why_not(implementation: CommunicationImplementation, communicator: Communicator) -> str | None:
-    """Collective. The reason why this rank cannot use a backend, None if it can."""
-    if implementation is CommunicationImplementation.NODE and max(communicator.node_sizes) == 1:
-        return "no two ranks share memory"
-    if implementation is CommunicationImplementation.NCCL:
-        return _why_no_nccl(communicator)
-    return None
+def why_no_shared_memory(communicator: Communicator) -> str | None:
+    """Local. The reason why these ranks cannot use shared memory, None if they can."""
+    return "no two ranks share memory" if max(communicator.node_sizes) == 1 else None
 
 
-def _why_no_nccl(communicator: Communicator) -> str | None:
+def why_no_nccl(communicator: Communicator) -> str | None:
+    """Collective. The reason why this rank cannot use NCCL, None if it can."""
     reason, gpu = _own_gpu(communicator.host)
     gpus = communicator.all_gather_object(gpu)
     if reason is not None:

@@ -18,7 +18,7 @@ from mpidist.comm.gpu.transport import TRANSPORT, Transport, asked_transport
 from mpidist.comm.group.agreement import together
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError, is_shared, mark_shared
-from mpidist.options import CommunicationImplementation, CommunicationOptions
+from mpidist.options import CommunicationOptions
 
 logger = logging.getLogger("mpidist")
 
@@ -90,9 +90,7 @@ def open_nccl(communicator: Communicator) -> Backend:
 def _why_not(transport: Transport, communicator: Communicator) -> str | None:
     """Collective. The reason why no rank may use a transport, None if all may; the same on every rank."""
     if transport is Transport.NCCL:
-        reasons = communicator.all_gather_object(
-            capabilities.why_not(CommunicationImplementation.NCCL, communicator)
-        )
+        reasons = communicator.all_gather_object(capabilities.why_no_nccl(communicator))
         return next((reason for reason in reasons if reason is not None), None)
     if transport is Transport.CUDA_AWARE:
         answer = find_out(communicator)

@@ -1,4 +1,4 @@
-"""The choice of a collective's backend: one ordered table, one function, and a line in the log with the reason."""
+"""The choice of a collective's backend: one function over the table, and a line in the log with the reason."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.solo import SoloBackend
 from mpidist.comm.calls.text import OWNERS_HINT
-from mpidist.comm.choice import capabilities
 from mpidist.comm.choice.sizes import NEVER, Sizes, find_sizes
+from mpidist.comm.choice.table import BACKENDS, Opening, open_row, why_not
 from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.agreement import exchange, name_ranks, require_same, same_on_all
@@ -35,16 +35,6 @@ else:
 logger = logging.getLogger("mpidist")
 
 OVERRIDE = "MPIDIST_COLLECTIVE"
-
-# implementation: (module, class). Loaded by name: some modules cannot be imported where the backend cannot run.
-BACKENDS: dict[CommunicationImplementation, tuple[str, str]] = {
-    CommunicationImplementation.MPI: ("mpidist.comm.backends.mpi", "MpiBackend"),
-    CommunicationImplementation.RING: ("mpidist.comm.backends.ring", "RingBackend"),
-    CommunicationImplementation.NODE: ("mpidist.comm.backends.node", "NodeBackend"),
-    CommunicationImplementation.STAGED: ("mpidist.comm.gpu.staged", "StagedBackend"),
-}
-# Backends that take CuPy arrays only. No program can use one of them for all its arrays.
-DEVICE_BACKENDS = (CommunicationImplementation.NCCL,)
 
 
 def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
@@ -112,7 +102,7 @@ def _choose(
     if communicator.size == 1:
         # A program that asks for shared memory or a ring may also run on one rank. It still needs a GPU if it asks for
         # one.
-        if wanted in DEVICE_BACKENDS:
+        if wanted in BACKENDS and not BACKENDS[wanted].takes_host_arrays:
             _require_available(wanted, communicator)
         return SoloBackend(communicator)
     if not options.reproducible:
@@ -161,18 +151,10 @@ def open_backend(
         options: The options of the communication.
         sizes: Those of `find_sizes`, the same on every rank; default: those of any machine.
     """
-    if implementation is CommunicationImplementation.STAGED:
-        inside = _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
-        return cast(Backend, _on_devices().open_staged(communicator, options, inside))
-    if implementation is CommunicationImplementation.NCCL:
-        return cast(Backend, _on_devices().open_nccl(communicator))
-    module, name = BACKENDS[implementation]
-    kind = getattr(importlib.import_module(module), name)
-    if implementation is CommunicationImplementation.NODE:
-        sizes = sizes or Sizes()
-        ring_from = None if sizes.ring_from >= NEVER else sizes.ring_from
-        return cast(Backend, kind(communicator, options, sizes.direct_from, ring_from))
-    return cast(Backend, kind(communicator, options))
+    def open_host() -> Backend:
+        return _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
+
+    return open_row(implementation, Opening(communicator, options, sizes or Sizes(), open_host))
 
 
 def _on_devices() -> Any:
@@ -195,7 +177,7 @@ def _sizes_described(sizes: Sizes, *, shares: bool) -> str:
 def _open_by_size(
     communicator: Communicator, options: CommunicationOptions, *, logs: bool = False
 ) -> Backend:
-    shares = capabilities.why_not(CommunicationImplementation.NODE, communicator) is None
+    shares = why_not(CommunicationImplementation.NODE, communicator) is None
     sizes = find_sizes(communicator)
     if logs:
         _log(communicator, "AUTO", _sizes_described(sizes, shares=shares))
@@ -226,15 +208,15 @@ def _open_by_size(
 
 def _require_available(wanted: CommunicationImplementation, communicator: Communicator) -> None:
     """Collective. Raise UnavailableError on every rank if the backend is not available on one of them."""
-    reasons = communicator.all_gather_object(_why_not(wanted, communicator))
+    reasons = communicator.all_gather_object(why_not(wanted, communicator))
     failed = [rank for rank, reason in enumerate(reasons) if reason is not None]
     if not failed:
         return
     by = OVERRIDE if os.environ.get(OVERRIDE) else "`implementation`"
-    can = [one.name for one in (*BACKENDS, *DEVICE_BACKENDS) if _why_not(one, communicator) is None]
+    can = [one.name for one in BACKENDS if why_not(one, communicator) is None]
     cannot = [
         f"{one.name} ({why})" for one in CommunicationImplementation
-        if one is not wanted and (why := _why_not(one, communicator)) is not None
+        if one is not wanted and (why := why_not(one, communicator)) is not None
     ]
     # The lists may differ from rank to rank. All ranks must raise the same text: rank 0's.
     text = communicator.broadcast_object(
@@ -243,12 +225,6 @@ def _require_available(wanted: CommunicationImplementation, communicator: Commun
         + (f". Not available: {'; '.join(cannot)}" if cannot else "")
     )
     raise mark_shared(UnavailableError(text))
-
-
-def _why_not(implementation: CommunicationImplementation, communicator: Communicator) -> str | None:
-    if implementation is CommunicationImplementation.AUTO:
-        return None
-    return capabilities.why_not(implementation, communicator)
 
 
 def _log(communicator: Communicator, name: str, why: str, *, level: int = logging.INFO) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.choice import capabilities, selection
+from mpidist.comm.choice import selection
+from mpidist.comm.choice.table import BACKENDS, why_not
 from mpidist.comm.collective import (
     Collective,
     check_axis,
@@ -43,7 +44,7 @@ FUNCTIONS: dict[ReduceOp, Any] = {
 def choose(communicator: Communicator, name: str, options: CommunicationOptions | None = None) -> Collective:
     """The backend, or a skip with the reason why there is none; one rank has the solo collective for all."""
     kind = CommunicationImplementation[name]
-    reason = None if name == "AUTO" or communicator.size == 1 else capabilities.why_not(kind, communicator)
+    reason = None if communicator.size == 1 else why_not(kind, communicator)
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
     return selection.choose(communicator, (options or CommunicationOptions()).merge(
@@ -60,7 +61,7 @@ class TestAuto(CollectiveContract):
 class TestBackends(CollectiveContract):
     large = 3001
 
-    @pytest.fixture(params=[kind.name for kind in selection.BACKENDS if kind.name not in ("NCCL", "STAGED")])
+    @pytest.fixture(params=[kind.name for kind in BACKENDS if kind.name not in ("NCCL", "STAGED")])
     def collective(self, request: pytest.FixtureRequest, communicator: Communicator) -> Collective:
         return choose(communicator, request.param, SMALL_PIECES)
 

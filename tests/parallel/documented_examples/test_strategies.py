@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.choice import capabilities
+from mpidist.comm.choice.table import why_not
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationImplementation
@@ -62,7 +62,7 @@ def test_collective_communication(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch, communication: CommunicationImplementation
 ) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    reasons = communicator.all_gather_object(capabilities.why_not(communication, communicator))
+    reasons = communicator.all_gather_object(why_not(communication, communicator))
     if any(reasons):
         # Each rank needs a GPU of its own; the error says what is missing, and what there is.
         with pytest.raises(UnavailableError, match=r"NCCL, asked for by .* is not available on rank.*of: AUTO, MPI"):

@@ -11,6 +11,7 @@ import pytest
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.choice.sizes import NEVER, Sizes, find_sizes
+from mpidist.comm.choice.table import BACKENDS
 from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from tests.parallel.layouts import lay_out
@@ -45,7 +46,7 @@ def test_sizes_decide_which_backend_is_taken(
     collective = selection.choose(communicator, CommunicationOptions())
     automatic = collective.backend
     assert isinstance(automatic, AutomaticBackend)
-    node = selection.BACKENDS[CommunicationImplementation.NODE][1]
+    node = BACKENDS[CommunicationImplementation.NODE].kind
     for size in (4, 1 << 15, 1 << 16, 1 << 20):
         used = type(automatic.backend(_OF_ANY, size)).__name__
         assert (used == node) == (size >= node_from), size

@@ -24,7 +24,7 @@ from mpidist.comm.gpu.transport import TRANSPORT
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError, is_shared
 from mpidist.failures.farewell import LAST
-from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.comm.gpu.simulated_nccl import SimulatedCuda
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -192,7 +192,7 @@ def test_where_nccl_does_not_start_the_next_way_is_taken(
     cuda = SimulatedCuda(communicator)
     cuda.nccl.fails_at_start = communicator.rank == communicator.size - 1
     monkeypatch.setattr(device_selection, "_cuda", lambda: cuda)
-    monkeypatch.setattr(capabilities, "why_not", lambda *_: None)
+    monkeypatch.setattr(capabilities, "why_no_nccl", lambda *_: None)
     monkeypatch.setattr(nccl_ranks, "START_SECONDS", 1.0)
     monkeypatch.delenv(TRANSPORT, raising=False)
     host = choose(communicator, CommunicationOptions()).backend
@@ -215,12 +215,12 @@ def test_slices_of_one_gpu_are_one_gpu_to_nccl(
         load_nccl=lambda: SimpleNamespace(available=True),
     )
     monkeypatch.setitem(sys.modules, "mpidist.comm.gpu.cuda", cuda)
-    reason = capabilities.why_not(CommunicationImplementation.NCCL, communicator)
+    reason = capabilities.why_no_nccl(communicator)
     assert reason is not None
     assert "share one GPU" in reason
     # As NCCL sees it, too.
     monkeypatch.setenv(capabilities.NCCL_HOST, f"host{communicator.rank}")
-    assert capabilities.why_not(CommunicationImplementation.NCCL, communicator) is None
+    assert capabilities.why_no_nccl(communicator) is None
 
 
 def test_closing_destroys_it_on_all_ranks(communicator: Communicator) -> None:
