@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -35,15 +35,8 @@ class AdadeltaKernel:
     rho: float
     epsilon: float
 
-    @property
-    def slots(self) -> Mapping[str, float]:
-        """Local. The means of squared gradients and of squared steps."""
-        return {"accumulated_grad": 0.0, "accumulated_delta_var": 0.0}
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. One block."""
-        return 1
+    slots: ClassVar[Mapping[str, float]] = {"accumulated_grad": 0.0, "accumulated_delta_var": 0.0}
+    scratch_count: ClassVar[int] = 1
 
     def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""

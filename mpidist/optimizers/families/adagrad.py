@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -33,15 +33,13 @@ class AdagradKernel:
     initial_accumulator_value: float
     epsilon: float
 
+    # For the denominator.
+    scratch_count: ClassVar[int] = 1
+
     @property
     def slots(self) -> Mapping[str, float]:
         """Local. The sum of squares."""
         return {"accumulator": self.initial_accumulator_value}
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. One block for the denominator."""
-        return 1
 
     def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class AdamKernel:
     weight_decay: float = 0.0
     amsgrad: bool = False
 
+    # The update overwrites the gradient instead.
+    scratch_count: ClassVar[int] = 0
+
     @property
     def slots(self) -> Mapping[str, float]:
         """Local. The decayed sum of gradients, the mean of squares, and with `amsgrad` the largest of the latter."""
@@ -57,11 +60,6 @@ class AdamKernel:
         return {
             "velocity": ("square_sum", 1 - self.beta_2), "largest_velocity": ("largest_square_sum", 1 - self.beta_2)
         }
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. None: the update overwrites the gradient instead."""
-        return 0
 
     def prepare(self, step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""

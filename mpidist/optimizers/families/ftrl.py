@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -46,15 +46,12 @@ class FtrlKernel:
     l2_shrinkage_regularization_strength: float
     beta: float
 
+    scratch_count: ClassVar[int] = 2
+
     @property
     def slots(self) -> Mapping[str, float]:
         """Local. The squares and the linear term."""
         return {"accumulator": self.initial_accumulator_value, "linear": 0.0}
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. Two blocks."""
-        return 2
 
     def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""

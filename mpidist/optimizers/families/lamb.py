@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -36,15 +36,9 @@ class LAMBKernel(LayerKernel):
     beta_2: float
     epsilon: float
 
-    @property
-    def slots(self) -> Mapping[str, float]:
-        """Local. Both moments."""
-        return {"momentum": 0.0, "velocity": 0.0}
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. One block for the denominator."""
-        return 1
+    slots: ClassVar[Mapping[str, float]] = {"momentum": 0.0, "velocity": 0.0}
+    # For the denominator.
+    scratch_count: ClassVar[int] = 1
 
     def direct(self, step: int) -> Update | None:
         """Local. See `LayerKernel.direct`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -40,15 +40,13 @@ class LARSKernel(LayerKernel):
     eeta: float
     nesterov: bool
 
+    # For the decay and for Nesterov's step ahead.
+    scratch_count: ClassVar[int] = 1
+
     @property
     def slots(self) -> Mapping[str, float]:
         """Local. The momentum, if any."""
         return {"momentum": 0.0} if self.momentum else {}
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. One block for the decay and for Nesterov's step ahead."""
-        return 1
 
     def direct(self, _step: int) -> Update | None:
         """Local. See `LayerKernel.direct`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -33,15 +33,9 @@ class LionKernel:
     beta_1: float
     beta_2: float
 
-    @property
-    def slots(self) -> Mapping[str, float]:
-        """Local. The momentum."""
-        return {"momentum": 0.0}
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. One block for the step."""
-        return 1
+    slots: ClassVar[Mapping[str, float]] = {"momentum": 0.0}
+    # For the step.
+    scratch_count: ClassVar[int] = 1
 
     def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""

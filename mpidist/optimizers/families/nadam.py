@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -49,15 +49,8 @@ class NadamKernel:
     beta_2: float
     epsilon: float
 
-    @property
-    def slots(self) -> Mapping[str, float]:
-        """Local. Both moments."""
-        return {"momentum": 0.0, "velocity": 0.0}
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. One block."""
-        return 1
+    slots: ClassVar[Mapping[str, float]] = {"momentum": 0.0, "velocity": 0.0}
+    scratch_count: ClassVar[int] = 1
 
     def _product(self, step: int) -> float:
         return float(self.beta_1**step * _growth(min(step, _LAST_GROWTH)))

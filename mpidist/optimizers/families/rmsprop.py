@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,9 @@ class RMSpropKernel:
     epsilon: float
     centered: bool
 
+    # For the denominator.
+    scratch_count: ClassVar[int] = 1
+
     @property
     def slots(self) -> Mapping[str, float]:
         """Local. The mean of squares, and the slots of momentum and centering."""
@@ -49,11 +52,6 @@ class RMSpropKernel:
             **({"momentum": 0.0} if self.momentum else {}),
             **({"average_gradient": 0.0} if self.centered else {}),
         }
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. One block for the denominator."""
-        return 1
 
     def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
