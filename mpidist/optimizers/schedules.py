@@ -16,7 +16,29 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class ExponentialDecay:
+class _Stairs:
+    """What the decays share that may go in stairs."""
+
+    initial_learning_rate: float
+    decay_steps: float
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        with named(type(self).__name__):
+            number("initial_learning_rate", self.initial_learning_rate, least=0)
+            _check_length("decay_steps", self.decay_steps)
+            number("decay_rate", self.decay_rate, least=0)
+            flag("staircase", self.staircase)
+        python_numbers(self)
+
+    def _done(self, step: int) -> float:
+        done = step / self.decay_steps
+        return math.floor(done) if self.staircase else done
+
+
+@dataclass(frozen=True)
+class ExponentialDecay(_Stairs):
     """`initial_learning_rate * decay_rate ** (step / decay_steps)`.
 
     Attributes:
@@ -26,27 +48,14 @@ class ExponentialDecay:
         staircase: Round `step / decay_steps` down.
     """
 
-    initial_learning_rate: float
-    decay_steps: float
-    decay_rate: float
-    staircase: bool = False
-
-    def __post_init__(self) -> None:
-        with named("ExponentialDecay"):
-            number("initial_learning_rate", self.initial_learning_rate, least=0)
-            _check_length("decay_steps", self.decay_steps)
-            number("decay_rate", self.decay_rate, least=0)
-            flag("staircase", self.staircase)
-        python_numbers(self)
-
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
-        power = step / self.decay_steps
-        return self.initial_learning_rate * self.decay_rate ** (math.floor(power) if self.staircase else power)
+        rate: float = self.initial_learning_rate * self.decay_rate ** self._done(step)
+        return rate
 
 
 @dataclass(frozen=True)
-class InverseTimeDecay:
+class InverseTimeDecay(_Stairs):
     """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`.
 
     Attributes:
@@ -56,23 +65,9 @@ class InverseTimeDecay:
         staircase: Round `step / decay_steps` down.
     """
 
-    initial_learning_rate: float
-    decay_steps: float
-    decay_rate: float
-    staircase: bool = False
-
-    def __post_init__(self) -> None:
-        with named("InverseTimeDecay"):
-            number("initial_learning_rate", self.initial_learning_rate, least=0)
-            _check_length("decay_steps", self.decay_steps)
-            number("decay_rate", self.decay_rate, least=0)
-            flag("staircase", self.staircase)
-        python_numbers(self)
-
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
-        done = step / self.decay_steps
-        return self.initial_learning_rate / (1 + self.decay_rate * (math.floor(done) if self.staircase else done))
+        return self.initial_learning_rate / (1 + self.decay_rate * self._done(step))
 
 
 @dataclass(frozen=True)
