@@ -22,8 +22,7 @@ from mpidist.checkpoint.directory.state import (
 from mpidist.checkpoint.file import hdf5
 from mpidist.checkpoint.file.layout import SAVE_COUNTER
 from mpidist.checkpoint.file.saved import SavedArray, SavedFile
-from mpidist.checkpoint.restoring import Status
-from mpidist.checkpoint.saves import Saves
+from mpidist.checkpoint.restoring import Status, listed
 from mpidist.checkpoint.server_snapshot import write_cut
 from mpidist.checkpoint.transfer import write_checkpoint
 from mpidist.checkpoint.walk.found import Found, NestedCheckpoint, Parts
@@ -318,3 +317,48 @@ def _open(contents: hdf5.Contents, name: str) -> SavedFile:
             "Pass the same path on all ranks"
         )
     return SavedFile(contents)
+
+
+class Saves:
+    """Saves of a `Checkpoint`, as it remembers them.
+
+    Attributes:
+        count: Their number, in this program and before the restored checkpoint.
+        seconds: What the last one took on this rank; None before the first one of this program.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds: float | None = None
+        # By path, as they were when a walk first found them; None where a warning has named them.
+        self._numbers: dict[str, tuple[object, ...] | None] = {}
+        self._told_caches = False
+
+    def begin_with(self, found: Found) -> None:
+        """Local. Note the plain numbers of objects that the checkpoint gets."""
+        self._numbers.update(found.numbers)
+
+    def warn(self, found: Found, path: str) -> None:
+        """Local. Warn of what a save has left out though the program may need it.
+
+        Args:
+            found: The objects that were saved.
+            path: The path of the file.
+        """
+        if found.caches and not self._told_caches:
+            self._told_caches = True
+            logger.warning(
+                "checkpoint %r does not hold %s: arrays in attributes of modules that begin with `_` count as caches",
+                path, listed(found.caches),
+            )
+        changed = []
+        for name, numbers in found.numbers.items():
+            if self._numbers.setdefault(name, numbers) not in (numbers, None):
+                self._numbers[name] = None
+                changed.append(name)
+        if changed:
+            logger.warning(
+                "checkpoint %r does not hold %s: plain numbers, which have changed since the Checkpoint was made. Make "
+                "a number that shall be restored a mpidist.Variable, or give the object that has it `state` and "
+                "`load_state`", path, listed(sorted(changed)),
+            )

@@ -13,9 +13,8 @@ from pathlib import Path
 import click
 
 from mpidist import launch
-from mpidist.cli.doctor.finding import Finding
+from mpidist.cli.doctor.finding import Finding, Report
 from mpidist.cli.doctor.machine import find_obstacle, look
-from mpidist.cli.doctor.report import Report
 from mpidist.cli.slurm.lint import lint
 from mpidist.cli.slurm.sbatch import Job, Site, read_program, read_site, started, write_script
 from mpidist.cli.texts import read_text, write

@@ -1,8 +1,10 @@
-"""Arrays of pixels as PNG files."""
+"""Arrays of pixels as PNG files, and sound as WAV files."""
 
 from __future__ import annotations
 
+import io
 import struct
+import wave
 import zlib
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy.typing as npt
 
 # PNG's color types by the number of channels: gray, gray with opacity, color, color with opacity.
 _COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+SAMPLE_BYTES = 2
 
 
 def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -39,3 +42,30 @@ def to_pixels(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         return array
     scaled = np.nan_to_num(array.astype(np.float64) * 255.5, posinf=255.0, neginf=0.0)
     return np.clip(scaled, 0, 255).astype(np.uint8)
+
+
+def fits_wav(channels: int, sample_rate: int) -> bool:
+    """Local. Whether a WAV header can hold the bytes per frame (in 16 bits) and per second (in 32 bits)."""
+    frame_bytes = SAMPLE_BYTES * channels
+    return channels > 0 and sample_rate > 0 and frame_bytes < 2**16 and frame_bytes * sample_rate < 2**32
+
+
+def encode_wav(sound: npt.NDArray[Any], sample_rate: int) -> bytes:
+    """Local. Encode one sound, with 16 bits per sample.
+
+    Args:
+        sound: Floats from -1 to 1 of shape (frames, channels). Values outside are clipped, NaN becomes silence.
+        sample_rate: Frames per second; see `fits_wav`.
+
+    Returns:
+        The bytes of the file.
+    """
+    scaled = np.nan_to_num(np.round(sound.astype(np.float64) * 2**15), posinf=2**15, neginf=-(2**15))
+    samples = np.clip(scaled, -(2**15), 2**15 - 1).astype("<i2")
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(sound.shape[1])
+        file.setsampwidth(SAMPLE_BYTES)
+        file.setframerate(sample_rate)
+        file.writeframes(samples.tobytes())
+    return buffer.getvalue()

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.arguments import described, whole
-from mpidist.summary.encoders import encode_png, to_pixels
+from mpidist.summary.encoders import encode_png, encode_wav, fits_wav, to_pixels
 from mpidist.summary.step import Step, require_step
-from mpidist.summary.wav import encode_wav, fits_wav
 from mpidist.summary.writer import recording_writer
 
 if TYPE_CHECKING:

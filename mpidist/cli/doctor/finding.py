@@ -1,8 +1,14 @@
-"""One thing that the doctor has found, and how it is shown."""
+"""What the doctor finds, and its page: lines as they are found, or one JSON object at its end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import click
+
+from mpidist.cli.texts import write
 
 # In the order of how bad they are.
 STATES = ("ok", "note", "wrong")
@@ -29,3 +35,40 @@ class Finding:
     def __str__(self) -> str:
         lines = [f"{self.state:5} {self.subject:18} {self.text}"]
         return "\n".join([*lines, *([f"{'':24} mend: {self.mend}"] if self.mend else [])])
+
+
+class Report:
+    """Findings, shown by the first rank.
+
+    Local. Args:
+        as_json: One object at the end. Otherwise lines come at once: MPI may end the process when it starts.
+        is_shown: Whether this rank shows it.
+    """
+
+    def __init__(self, *, as_json: bool, is_shown: bool) -> None:
+        self.findings: list[Finding] = []
+        self._as_json = as_json
+        self._is_shown = is_shown
+
+    def add(self, findings: Sequence[Finding]) -> None:
+        """Local. Add findings."""
+        self.findings += findings
+        if not self._as_json:
+            self._show("".join(f"{finding}\n" for finding in findings))
+
+    def end(self) -> bool:
+        """Local. Show what is left, and return whether nothing is wrong."""
+        if self._as_json:
+            self._show(json.dumps({"findings": [asdict(one) for one in self.findings]}, indent=1) + "\n")
+        return not any(one.state == "wrong" for one in self.findings)
+
+    def _show(self, text: str) -> None:
+        if not self._is_shown:
+            return
+        try:
+            write(text)
+        except click.ClickException as error:
+            # The other ranks go on, and this one with them; the exit code of all says it.
+            self._is_shown = False
+            self.findings.append(Finding("output", "wrong", error.message, "write it to another file"))
+            error.show()

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from mpidist import Variable, summary
 from mpidist.errors import UnavailableError
-from mpidist.summary.encoders import encode_png, to_pixels
-from mpidist.summary.wav import encode_wav
+from mpidist.summary.encoders import encode_png, encode_wav, to_pixels
 
 event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2", reason="tensorboardX is in the extra 'tensorboard'")
 record_writer = pytest.importorskip("tensorboardX.record_writer")
