@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import pickle
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
@@ -232,7 +233,8 @@ def _shared_error(step: str, reports: list[_Report | None]) -> Exception:
 
 
 def _rebuild(report: _Report, text: str) -> Exception:
-    kind = getattr(errors, report.kind, None) or getattr(builtins, report.kind, None)
+    # From Python 3.14 on, what cannot be pickled is a PicklingError, and no AttributeError.
+    kind = next((vars(one)[report.kind] for one in (errors, builtins, pickle) if report.kind in vars(one)), None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return RankError(text)
     if issubclass(kind, OSError) and report.errno is not None:
