@@ -17,7 +17,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class _Stairs:
-    """What the decays share that may go in stairs."""
+    """The arguments of the decays that may go in stairs."""
 
     initial_learning_rate: float
     decay_steps: float

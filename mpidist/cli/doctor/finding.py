@@ -1,4 +1,4 @@
-"""What the doctor finds, and its page: lines as they are found, or one JSON object at its end."""
+"""The findings of the doctor, and its page: lines as they are found, or one JSON object at its end."""
 
 from __future__ import annotations
 

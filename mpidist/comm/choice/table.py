@@ -16,7 +16,7 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions
 
 @dataclass(frozen=True)
 class Opening:
-    """What a backend is opened with.
+    """The arguments with which a backend is opened.
 
     Attributes:
         communicator: The ranks.
