@@ -50,6 +50,6 @@ class Saves:
         if changed:
             logger.warning(
                 "checkpoint %r does not hold %s: plain numbers, which have changed since the Checkpoint was made. Make "
-                "a number that shall be restored a mpidist.Variable, or give the object that has it `state` and "
-                "`load_state`", path, listed(sorted(changed)),
+                "each number that must be restored a mpidist.Variable, or give its object `state` and `load_state`",
+                path, listed(sorted(changed)),
             )

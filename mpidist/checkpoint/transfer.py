@@ -278,7 +278,7 @@ def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: Direct
     except FileNotFoundError as error:
         raise FileNotFoundError(
             errno.ENOENT, f"{path!r} was not written: its temporary file is gone. Another job has begun to write to "
-            "the same file, or somebody has deleted it. Write to a file of another name"
+            "the same file, or the file was deleted. Write to a file of another name"
         ) from error
     try:
         sync_directory(os.path.dirname(path))

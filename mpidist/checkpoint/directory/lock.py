@@ -313,7 +313,7 @@ def _read(path: str) -> LockOwner | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}). Delete it") from None
+        raise CheckpointError(f"{path!r} is not a valid lock file ({error}). Delete it") from None
 
 
 @cache

@@ -259,7 +259,9 @@ def decode_index(text: bytes) -> tuple[list[Record], dict[str, str]]:
     leaves = [record.path for record in records] + [alias for alias, path in shared.items() if path in paths]
     inner = {path[:at] for path in leaves for at in range(len(path)) if path[at] == "/"}
     if len(set(leaves)) < len(leaves) or not inner.isdisjoint(leaves):
-        raise DamagedCheckpointError("two of its datasets have the same path, or one is on the way to another")
+        raise DamagedCheckpointError(
+            "two of its datasets have the same path, or the path of one is inside that of another"
+        )
     return records, shared
 
 
@@ -288,7 +290,7 @@ def resolve(path: str, shared: Mapping[str, str]) -> str:
 
     Args:
         path: Parts joined by `/`; it may pass through shared objects, also in circles.
-        shared: As `encode_index` takes it.
+        shared: The value that `encode_index` takes.
 
     Returns:
         The stored path; `path` itself where nothing on the way is shared.
