@@ -4,7 +4,7 @@
   ever.
 - A rank dies, and the launcher lets the others live: they end with an error that names it. Nothing collective is done
   any more, MPI is not finalized, and the program's exit functions run before the process ends.
-- All ranks come to their end: they wait for each other, and MPI is finalized.
+- All ranks end: they wait for each other, and MPI is finalized.
 
 `MPIDIST_ABORT=0` in the environment of any rank switches all of this off, for all of them.
 """
@@ -103,7 +103,7 @@ class _Ending:
             self.previous_hook(kind, error, trace)
             return
         if self.stands_apart and not isinstance(error, KeyboardInterrupt) and not WATCH.learn(error):
-            say(f"{self.place} failed, the training goes on\n{self._traceback(kind, error, trace)}")
+            say(f"{self.place} failed; the training continues\n{self._traceback(kind, error, trace)}")
             self.code, self.has_failed = 1, True
             return
         if WATCH.learn(error) or self.tolerates_deaths:
@@ -188,7 +188,7 @@ class _Ending:
             INTERRUPTS.show_calls()
             if leave_together(list(FAREWELLS.values()), self.wait_at_end):
                 for difference in INTERRUPTS.differences():
-                    self._end(1, f"{self.place} has come to its end, and results are wrong: {difference}")
+                    self._end(1, f"{self.place} has ended, but results are wrong: {difference}")
                 # A rank that ends from now on has told the others.
                 WATCH.stop()
                 for last in LAST:
@@ -198,7 +198,7 @@ class _Ending:
                 return
         if mourns:
             time.sleep(TURN_SECONDS)
-            say(f"{self.place} has come to its end without other ranks: {describe(WATCH.dead.values())}")
+            say(f"{self.place} has ended without other ranks: {describe(WATCH.dead.values())}")
             self.code = self.code or 1
         self.end_process(self.known_code())
 
@@ -234,7 +234,7 @@ class _Ending:
         Args:
             seconds: The time since it has begun to wait.
         """
-        limit, place = limit_seconds(), f"{self.place} has come to its end"
+        limit, place = limit_seconds(), f"{self.place} has ended"
         if seconds > LEFT_SECONDS and (why := INTERRUPTS.why_awaited()):
             self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}")
         if self.stands_apart:
@@ -285,7 +285,7 @@ class _Ending:
         self.give_up(aborts, INTERRUPTED)
 
     def give_up(self, aborts: bool, code: int = 1) -> None:
-        """End the job, since this rank can never go on. Called in a thread of our own, after the report."""
+        """End the job, since this rank can never continue. Called in a thread of our own, after the report."""
         # Another thread may hold the lock of a stream for good.
         end_later(EXIT_SECONDS)
         flush()

@@ -12,7 +12,7 @@ from mpidist.failures.deaths import DISCOVERY_SECONDS, WATCH, Process
 
 _numbers = itertools.count()
 
-# What all ranks do when they have come to their end together, before MPI is finalized.
+# What all ranks do when they have ended together, before MPI is finalized.
 LAST: list[Callable[[], None]] = []
 
 

@@ -158,7 +158,7 @@ def test_a_server_that_is_stopped_on_another_host_is_named(virtual_hosts: Open, 
     process = (tmp_path / "trains").read_text()
     hosts.kill(SERVER, signal.SIGSTOP)
     (tmp_path / "stopped").touch()
-    where = re.compile(rf"  ps 0 is process {process} on n4:\n  (.*)\n  Nothing goes on without a server")
+    where = re.compile(rf"  ps 0 is process {process} on n4:\n  (.*)\n  Training cannot continue without a server")
     waits = re.compile(r"rank 0 of 4 on n1 has waited \d+ s for functions of workers\n  worker 0 has run")
     chief, worker = tmp_path / "0.log", tmp_path / "1.log"
     # The chief names the functions that do not come back. Worker and chief each look by themselves.
@@ -171,7 +171,7 @@ def test_a_server_that_is_stopped_on_another_host_is_named(virtual_hosts: Open, 
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
     found = where.findall(said[1])
     assert ("MPIDIST_JOB_DIR=DIRECTORY" in found[0]) == (not sees), said
-    assert re.search(r"has shown nothing for \d+ s: it may be stopped", found[0]) or not sees, said
+    assert re.search(r"has not updated its file for \d+ s: it may be stopped", found[0]) or not sees, said
     assert (tmp_path / "trained").read_text() == "True", said
     assert not any("lost" in one for one in said), said
     assert result.returncode == 0, result.stdout + result.stderr

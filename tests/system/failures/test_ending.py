@@ -356,7 +356,7 @@ if {who.replace("rank", "int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COM
 """
     result, text = run_code(tmp_path, f"{head}{HEAD}for _ in range(20):\n    wait_for_others()\n", ranks=2)
     assert result.returncode == 0, text
-    refused = "cannot be done: the program has come to its end on all ranks"
+    refused = "cannot be done: the program has ended on all ranks"
     assert text.count(refused) == (2 if who == "True" else 1), text
 
 

@@ -84,7 +84,7 @@ def test_who_comes_to_its_end_after_a_death_has_failed(
     rank.hooks.code = own
     rank.watch.note(WORKER, "process 1")
     assert rank.end() == ("alone", code)
-    assert "rank 1 of 3 on host has come to its end without other ranks: process 1" in capfd.readouterr().err
+    assert "rank 1 of 3 on host has ended without other ranks: process 1" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("own", "code"), [(None, 0), (4, 4)])
