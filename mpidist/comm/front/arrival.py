@@ -64,7 +64,7 @@ class Arrival:
             return
         if self._broken is not None:
             raise mark_shared(CollectiveTimeoutError(
-                f"{call}: not begun, since the ranks no longer meet after an earlier failure: {self._broken}"
+                f"{call}: not started, since the ranks are out of step after an earlier failure: {self._broken}"
             ))
         if WATCH.dead:
             self._channel.communicator.require_whole(call)

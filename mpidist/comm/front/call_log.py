@@ -65,7 +65,7 @@ class CallLog:
         owner: The number of the strategy whose calls they are; see `CallOrder.deal`.
 
     Attributes:
-        owner: As given.
+        owner: The constructor's argument.
         begin_owned: Begins a call of this owner, see `Begin`. At first, and always under these options, it raises
             `MismatchError` before anything is moved, on every rank; then it is `CallOrder.enter`.
     """

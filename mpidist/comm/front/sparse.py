@@ -47,7 +47,7 @@ def reduce_slices(
         slices: This rank's rows, any number of them.
         merge: Add up rows of the same index, in the order of the ranks and, within a rank, in the given order. Half
             precision adds in float32.
-        densify: As `merge`. Where the ranks have mostly the same indices, lay out the rows of all indices as one array
+        densify: See `merge`. Where the ranks have mostly the same indices, lay out the rows of all indices as one array
             and all-reduce it, which then moves fewer bytes. Sums are in the order of the collective.
 
     Returns:

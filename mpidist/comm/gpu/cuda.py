@@ -240,7 +240,7 @@ def elementwise_kernel(inputs: Sequence[str], outputs: Sequence[str], body: str)
 
     Args:
         inputs: Parameters as CuPy declares them, "T x" or "raw T x".
-        outputs: As `inputs`. The caller passes them, and the kernel may read them.
+        outputs: See `inputs`. The caller passes them, and the kernel may read them.
         body: CUDA C++ code for one element. Products and sums are not fused. CuPy's own option `-ftz=true` makes
             subnormal float32 numbers 0.
     """

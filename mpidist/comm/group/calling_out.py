@@ -57,7 +57,7 @@ class CallingOut:
             RankError: A rank has failed, and makes this call no more; on every rank.
         """
         if self.is_called:
-            raise mark_shared(RankError("a call is given up: another rank has failed, and makes it no more"))
+            raise mark_shared(RankError("a call is abandoned: another rank has failed and will not make it"))
 
     def call(self) -> None:
         """Local. Call all ranks out of what they wait in, and show that this one has come out."""

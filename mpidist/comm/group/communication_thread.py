@@ -141,7 +141,7 @@ class CommunicationThread:
         place = f"rank {mpi.COMM_WORLD.rank} of {mpi.COMM_WORLD.size}"
         if left:
             logger.warning(
-                "%s comes to its end, and %d of %d asynchronous reductions were not waited for: their results and "
+                "%s exits, but %d of %d asynchronous reductions were not waited for: their results and "
                 "errors are lost. Call `wait()` on every handle", place, left, self._begun_count,
             )
         self._queue.put(None)
@@ -158,8 +158,8 @@ class CommunicationThread:
                 # section 11.2.2: all communication must be complete).
                 os.write(
                     2,
-                    f"mpidist: {place} comes to its end, and its asynchronous reduction number {seen + 1} has waited "
-                    f"{STALLED_SECONDS:g} s for other ranks, which began fewer of them; the job ends\n".encode(),
+                    f"mpidist: {place} exits, but its asynchronous reduction number {seen + 1} has waited "
+                    f"{STALLED_SECONDS:g} s for other ranks, which started fewer of them; the job ends\n".encode(),
                 )
                 # MPICH's launcher Hydra was seen to drop output written just before an abort.
                 time.sleep(FORWARD_SECONDS)

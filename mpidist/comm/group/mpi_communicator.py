@@ -155,7 +155,7 @@ class MpiCommunicator(Communicator):
         """Collective. The picklable value of rank `root`.
 
         Raises:
-            MismatchError: As of `all_gather_object`.
+            MismatchError: See `all_gather_object`.
         """
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
@@ -171,7 +171,7 @@ class MpiCommunicator(Communicator):
         """Collective. The largest of the ranks' integers.
 
         Raises:
-            MismatchError: As of `all_gather_object`.
+            MismatchError: See `all_gather_object`.
         """
         if WATCH.dead or self.order.broken:
             self.require_whole("an agreement between ranks")

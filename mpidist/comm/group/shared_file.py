@@ -34,7 +34,7 @@ def require_directory() -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{DIRECTORY_VARIABLE} must name a directory in memory (tmpfs) in which this user can make files, got "
+            f"{DIRECTORY_VARIABLE} must name a directory in memory (tmpfs) in which this user can create files, got "
             f"{directory()}: {error.strerror}. Make it, or leave the variable out to use /dev/shm",
         ) from error
 
@@ -124,7 +124,7 @@ def open_shared(shown: Shown, folder: Path | None) -> int:
     if (status.st_dev, status.st_ino) != shown.identity:
         os.close(descriptor)
         raise FileNotFoundError(
-            errno.ENOENT, f"{shown.name or shown.through} is another file here than on the rank that has made it "
+            errno.ENOENT, f"{shown.name or shown.through} is a different file here than on the rank that created it "
             "(different containers?)"
         )
     return descriptor

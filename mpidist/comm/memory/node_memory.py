@@ -134,7 +134,7 @@ def _reserve(descriptor: int, share: tuple[int, int], folder: Path, byte_count: 
             free = os.statvfs(folder)
             raise OSError(
                 errno.ENOSPC,
-                f"expected {byte_count} bytes free in {folder}, each rank reserving its share, and got no room for the "
+                f"expected {byte_count} bytes free in {folder}, each rank reserving its share, got no room for the "
                 f"{end - begin} bytes of this rank: {free.f_bavail * free.f_frsize} bytes free. Enlarge it (a "
                 "container's --shm-size), or build the strategy with shared=False",
             ) from error

@@ -75,7 +75,7 @@ class Door:
         admits_later: Whether others may join.
 
     Attributes:
-        secret: As given.
+        secret: The constructor's argument.
         addresses: The addresses of all ranks; one that joins is added.
         desk: For processes that ask for a rank; None where nobody gives any.
         bell: A descriptor that can be read when `take` has something.

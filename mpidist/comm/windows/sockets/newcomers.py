@@ -73,7 +73,7 @@ class Request:
         """Local. Admit it. It is lost to this rank's window when its connection ends, from now on.
 
         Args:
-            introduction: As what it joins.
+            introduction: The place with which it joins.
             data: All that it needs.
         """
         self._answers.put((introduction, data))
@@ -139,7 +139,7 @@ class Desk:
         end = time.monotonic() + LIMIT_SECONDS
         (length,) = _LENGTH.unpack(receive(link, _LENGTH.size, end))
         if length > _MAX_REQUEST_BYTES:
-            raise RefusedError(f"it says in {length} bytes who it is")
+            raise RefusedError(f"its request has {length} bytes, more than a worker sends")
         request = Request(_read(receive(link, length, end)))
         reason = self._why_out_of_reach(request.newcomer)
         with self._lock:
@@ -166,13 +166,14 @@ class Desk:
             interfaces = ", ".join(one.partition("/")[0] for one in newcomer.address.interfaces) or "no address"
             return (
                 f"the chief cannot reach process {newcomer.process.number} on {newcomer.process.host} at port "
-                f"{newcomer.address.port} of {interfaces} ({error}), and all ranks call one another. Open that way "
-                "(`WindowOptions(ports=...)` limits the ports), or start the worker on another host"
+                f"{newcomer.address.port} of {interfaces} ({error}), and all ranks connect to one another. Open these "
+                "ports between the hosts (`WindowOptions(ports=...)` limits the ports), or start the worker on another "
+                "host"
             )
         return ""
 
 
-_ENDED = "the job comes to its end"
+_ENDED = "the job is ending"
 
 
 def ask(link: socket.socket, newcomer: Newcomer) -> bytes:
@@ -192,7 +193,7 @@ def ask(link: socket.socket, newcomer: Newcomer) -> bytes:
     send(link, _LENGTH.pack(len(text)) + text, time.monotonic() + LIMIT_SECONDS)
     is_welcome, length = _ANSWER.unpack(receive(link, _ANSWER.size, None))
     if length > _MAX_ANSWER_BYTES:
-        raise RefusedError(f"it answers with {length} bytes")
+        raise RefusedError(f"its answer has {length} bytes, more than a chief sends")
     data = receive(link, length, time.monotonic() + LIMIT_SECONDS)
     if not is_welcome:
         raise RefusedError(data.decode(errors="replace"))
@@ -204,4 +205,4 @@ def _read(data: bytes) -> Newcomer:
         process, address, version, python = json.loads(data)
         return Newcomer(Process(*process), Address.from_json(address), str(version), str(python))
     except (ValueError, TypeError, KeyError) as error:
-        raise RefusedError(f"it does not say who it is: {error!r}") from None
+        raise RefusedError(f"its request is malformed: {error!r}") from None
