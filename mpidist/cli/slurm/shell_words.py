@@ -29,7 +29,7 @@ class ShellPiece:
 
     Attributes:
         line: Its first line, from 1.
-        text: As it stands there.
+        text: The text of the word in the script.
         words: Its words, without quotes; a comment has none.
         runs_behind: Whether the shell goes on while it runs: `&` stands behind it, or behind the group that has it.
         begins_line: Whether nothing stands in front of a comment, no blanks either.
