@@ -47,7 +47,7 @@ class ClusterCoordinator(FixedAttributes):
             meanwhile what that function read when it last ran there. Values that are pulled so may miss the last step
             that an optimizer has made on this worker; they never miss what functions before it on this worker have
             assigned, added or scattered, never are of two versions, and never get older.
-        queue_size: So many functions may wait for a worker, or for the values that they take; then `schedule` waits.
+        queue_size: Number of functions that may wait for a worker or for their arguments; then `schedule` waits.
         max_deaths: A function fails with `FatalFunctionError` when so many workers were lost while they ran it: it may
             have ended them. Other functions go on.
 
@@ -141,13 +141,13 @@ class ClusterCoordinator(FixedAttributes):
             retries: How often it is run again when it raises.
             on_error: "cancel": its error cancels what waits, and the next `schedule`, `join` or `done` raises it.
                 "keep": only its own value raises.
-            max_deaths: As of the coordinator, for this function; default: the coordinator's.
+            max_deaths: The coordinator's option for this function; default: the coordinator's.
 
         Returns:
             Its result, which may be not there yet.
 
         Raises:
-            Exception: Of an earlier function; see `on_error`. Not if a value has raised it already.
+            Exception: The error of an earlier function; see `on_error`. Not if a value has raised it already.
             KeyboardInterrupt: While it waits for room in the queue; the function is not in it.
             TypeError: `fn` cannot be called, or something cannot be sent.
             ValueError: An option out of range.
@@ -180,7 +180,7 @@ class ClusterCoordinator(FixedAttributes):
         """Local. Return when all functions have ended.
 
         Raises:
-            Exception: Of the first function that has failed; functions that waited are cancelled.
+            Exception: The error of the first function that has failed; functions that waited are cancelled.
             DeadRankError: All workers, or a server, are dead.
         """
         with self._chief.lock, self._waits:
@@ -301,7 +301,7 @@ class ClusterCoordinator(FixedAttributes):
         """A variable that a function has returned."""
         variable = self._chief.variable_of(*handle[:2])
         if variable is None:
-            raise RuntimeError("a function has returned a variable that the program has dropped: keep the variable")
+            raise RuntimeError("a function has returned a variable that the program has deleted: keep the variable")
         return variable
 
     def _take(self, sender: int, message: Message) -> bool:
@@ -393,7 +393,7 @@ class ClusterCoordinator(FixedAttributes):
                 raise error_of(end)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("it is of this process alone")
+        raise TypeError("it exists in this process only")
 
     def __repr__(self) -> str:
         return f"<mpidist.coordinator.ClusterCoordinator of {len(self._closures.workers)} workers>"

@@ -29,7 +29,7 @@ class Membership:
         station: The station of the chief.
         do: Does what the closures ask for.
         builds: Answers what workers ask.
-        closure_timeout: As of the coordinator, for texts.
+        closure_timeout: The coordinator's option, for texts.
 
     Attributes:
         failure: Why the coordinator can go on no more: that all workers are lost, for instance. Every later call raises
@@ -71,7 +71,7 @@ class Membership:
         lost = {rank: "" for rank in self._station.window.lost() if rank in workers}
         lost |= {rank: reason for rank, reason in self._station.left.items() if rank in workers}
         if has_read_all:
-            late = f"given up, since it ran for longer than `closure_timeout`, {self._timeout:g} s"
+            late = f"timed out: its function ran for longer than `closure_timeout`, {self._timeout:g} s"
             lost |= {rank: late for rank in self._closures.overdue() if rank not in lost}
         for rank in sorted(lost):
             self._lose(rank, now, lost[rank])
@@ -95,7 +95,7 @@ class Membership:
         if invitation is None:
             suspects = "".join(f". Workers were lost while they ran {one}" for one in self._closures.suspects())
             self.failure = DeadRankError(
-                "all workers are lost: start the job again, and let it restore the last checkpoint" + suspects
+                "all workers are lost: restart the job, and let it restore the last checkpoint" + suspects
             )
             raise self.failure
         if is_new:

@@ -101,7 +101,7 @@ def error_of(end: ClosureEnd) -> BaseException:
     try:
         error: BaseException = pickle.loads(end.payload)
     except Exception as reason:  # its class may be on the worker only
-        error = RuntimeError(f"a function has raised what cannot be read here: {reason!r}")
+        error = RuntimeError(f"a function has raised an error that cannot be unpickled here: {reason!r}")
     if hasattr(error, "add_note") and end.traceback:
         error.add_note(f"Raised on a worker:\n{end.traceback}")
     return error
@@ -133,17 +133,17 @@ class PerWorkerValues:
         Raises:
             TypeError: These are no iterators.
         """
-        raise TypeError("only an iterator comes to an end: `iter` of a data set of workers gives iterators")
+        raise TypeError("only an iterator has an end: `iter` of a dataset of workers gives iterators")
 
     def __iter__(self) -> PerWorkerValues:
         if self._iterate is None:
-            raise TypeError("these values of workers are no data set: pass them to `schedule`")
+            raise TypeError("these values of workers are not a dataset: pass them to `schedule`")
         return self._iterate(self)
 
     def __next__(self) -> Any:
         raise NotImplementedError(
-            "the elements of a worker's data set are there on the worker only: pass the iterator to `schedule`, and "
-            "call `next` in the function"
+            "the elements of a worker's dataset exist on the worker only: pass the iterator to `schedule`, and call "
+            "`next` in the function"
         )
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class PerWorkerIterator(PerWorkerValues):
 
     Args:
         number: The number of the resource.
-        at_end: Whether iterators have come to their end on all workers, by their number.
+        at_end: Whether iterators have ended on all workers, by their number.
         state: Gives what a checkpoint saves, by their number.
         load_state: Takes it back, by their number.
     """

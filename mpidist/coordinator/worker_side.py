@@ -26,7 +26,7 @@ def experimental_get_current_worker_index() -> int:
     if entry is None or not isinstance(entry.home, Worker):
         raise RuntimeError(
             "experimental_get_current_worker_index() is called inside a function that a worker runs: give the function "
-            "to ClusterCoordinator(strategy).schedule. Threads that it starts must be given the index"
+            "to ClusterCoordinator(strategy).schedule. Pass the index to threads that it starts"
         )
     return entry.home.index
 
@@ -51,7 +51,7 @@ def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
     made = dataset_fn(place) if wants else dataset_fn()
     if not hasattr(made, "__iter__"):
         raise TypeError(
-            f"the function of create_per_worker_dataset must return a data set, for instance "
+            "the function of create_per_worker_dataset must return a dataset, for instance "
             f"mpidist.data.Dataset.range(3); {getattr(dataset_fn, '__name__', 'it')} returned {described(made)}"
         )
     return made
@@ -64,7 +64,7 @@ def resume(
 
     Args:
         dataset: This worker's own, which goes on with the next pass.
-        dataset_fn: As of `ClusterCoordinator.create_per_worker_dataset`.
+        dataset_fn: See `ClusterCoordinator.create_per_worker_dataset`.
         place: The place of this worker.
         parts: What each worker is to read, by its index.
 
@@ -82,7 +82,7 @@ def resume(
 
     begun = iter(dataset)
     if not isinstance(begun, DatasetIterator):
-        raise ValueError(f"expected a data set of mpidist.data, which can go on at a position, got {dataset!r}")
+        raise ValueError(f"expected a dataset of mpidist.data, which can resume at a position, got {dataset!r}")
     last = max((part.pass_state.get("iteration", 0) for part in mine), default=0)
     begun.load_state({**begun.state(), "iteration": last})
     return OwnIterator(dataset, [partial(lambda part: part.open(data_of(part)), part) for part in mine])

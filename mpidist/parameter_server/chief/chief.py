@@ -65,7 +65,7 @@ class Chief(ServedHome):
         is_one_process: Whether this process is worker and server, too.
 
     Attributes:
-        station: As given.
+        station: The constructor's argument.
         commits: The order of all changes.
         lock: Held by the thread that uses the station.
         closures: Takes the messages about closures, if there is a coordinator of closures.

@@ -27,9 +27,8 @@ class Whole:
         if self._is_torn:
             # A message may be lost, and who waits for what it asked for would never stop.
             raise InterruptedCallError(
-                "a second interrupt has ended a message between the chief and other ranks in the middle, so that the "
-                "coordinator can do nothing more. Start the job again: a program that saves checkpoints resumes from "
-                "the last one"
+                "a second interrupt has cut off a message between the chief and another rank, so the coordinator "
+                "cannot continue. Restart the job: a program that saves checkpoints resumes from the last one"
             )
         self._order.during("a message of parameter servers")
 

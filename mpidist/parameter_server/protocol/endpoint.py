@@ -56,7 +56,7 @@ class Station:
         needed: The ranks without which nothing goes on: coordinator and servers.
 
     Attributes:
-        window: As given.
+        window: The constructor's argument.
         roles: The roles of this process.
         lost: The ranks that are dead, or count as dead.
         left: The ranks that live and serve no more, with the reason.
@@ -203,10 +203,10 @@ class Station:
         Args:
             rank: The process.
             name: What is wanted.
-            number: As `post` has returned it. If this call is interrupted it can be waited for again.
+            number: The number that `post` has returned. If this call is interrupted it can be waited for again.
 
         Raises:
-            Exception: As `call`.
+            Exception: See `call`.
         """
         with self.awaited((rank,), f"answer {name!r}"):
             while (answer := self._answers[number]) is None:
@@ -240,7 +240,7 @@ class Station:
         """Local. Answer a call by what a function returns or raises.
 
         Args:
-            sender: Who has asked.
+            sender: The rank that has asked.
             call: The call.
             function: Gets the call's arguments.
         """

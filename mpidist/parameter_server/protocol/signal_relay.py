@@ -100,7 +100,7 @@ class Others:
         """Local. Know the coordinator of functions.
 
         Args:
-            join: As the attribute.
+            join: See the attribute.
             counts: Returns how many functions there were so far, and how many of them have not ended.
         """
         self.join = join

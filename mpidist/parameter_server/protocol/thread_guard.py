@@ -47,7 +47,7 @@ class OwnersLock:
         """
         if not self.is_ours():
             raise RuntimeError(
-                "this process was forked from a rank of a job with parameter servers, and is none itself: it can "
+                "this process was forked from a rank of a job with parameter servers and is not a rank itself: it can "
                 "neither use variables nor schedule functions. Let its parent do that, and give it arrays "
                 "(`variable.numpy()`)"
             )
@@ -70,7 +70,7 @@ class OwnThreads:
     """The threads that functions start on a worker.
 
     Args:
-        is_alone: As of `OwnersLock`.
+        is_alone: See `OwnersLock`.
 
     Attributes:
         lock: Held by the thread that uses the window while a function runs. Who has the turn does not wait for it.

@@ -133,7 +133,7 @@ class Closures(Book):
         Args:
             rank: Its rank, which no worker had before.
             now: The time.
-            own: As of `Resources.joined`.
+            own: See `Resources.joined`.
         """
         timed = [] if self._deadlines is None else [Send(rank, Timed())]
         return [*timed, *self.resources.joined(self._workers.join(rank), own or {}), *self._dispatch(now)]

@@ -28,7 +28,7 @@ class Waiting:
             closure: Its number; of equal priorities the lowest number is first, also one that comes back.
             priority: The highest is first.
             worker: The only one that may take it; None is any.
-            data: As of `Work`.
+            data: See `Work`.
         """
         self._push((-priority, closure), worker, data)
         self._count += 1

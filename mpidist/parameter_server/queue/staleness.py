@@ -19,12 +19,12 @@ class Versions:
     """The versions of the variables of all servers: each update of a closure makes the next one.
 
     Args:
-        staleness: So many updates may come between an attempt's reads and its update; None is any number.
+        staleness: Number of updates that may come between an attempt's reads and its update; None is any number.
         note: Takes note of each update that counts.
 
     Attributes:
         number: The number of the updates that count.
-        late: Of those that came too late to count.
+        late: The attempts that came too late to count.
     """
 
     staleness: int | None = None
@@ -65,7 +65,7 @@ class Versions:
         """Local. The attempts that have waited for one another, and count now.
 
         Args:
-            workers: So many are not lost.
+            workers: Number of workers that are not lost.
         """
         del workers
         return []

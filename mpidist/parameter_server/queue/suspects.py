@@ -48,8 +48,8 @@ def give_up(number: int, closure: Closure) -> bytes:
     """Local. The pickled error of a closure that has lost too many workers."""
     return portable(FatalFunctionError(
         f"{name_of(number, closure)} was given up: workers were lost {len(closure.deaths)} times while they ran it, "
-        f"and `max_deaths` is {closure.rules.max_deaths}. {tell_deaths(closure)}. Look in their output for what has "
-        "ended them, such as a lack of memory. If it was not the function, give it a larger `max_deaths`"
+        f"and `max_deaths` is {closure.rules.max_deaths}. {tell_deaths(closure)}. Look in their output for the cause, "
+        "such as a lack of memory. If the function is not the cause, give it a larger `max_deaths`"
     ))
 
 

@@ -23,7 +23,7 @@ class WorkerRecord:
         running: The closures that it was sent and has not returned, in their order.
         finished: The closures that it has finished and that are not decided, in their order.
         building: The resources that it was told to make and has not made.
-        ended: The iterators over its own data that have come to their end, as resources.
+        ended: The iterators over its own data that have ended, as resources.
         since: When it began what it is doing.
     """
 

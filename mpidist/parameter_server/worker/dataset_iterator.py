@@ -23,8 +23,8 @@ class OwnDataEnd(StopIteration):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EndOfDataError, (
-            "the function has no value: its data has ended on every worker that may run it. Ask `is_at_end` of the "
-            "value, which is no error",
+            "the function has no value: its data has ended on every worker that may run it. Check `is_at_end` of the "
+            "value, which raises no error",
         )
 
 
@@ -56,7 +56,7 @@ class PassPart(NamedTuple):
         """Local. The rest of this part.
 
         Args:
-            place: As `OwnIterator.place`.
+            place: See `OwnIterator.place`.
         """
         return self._replace(start=place if self.stride == 1 else self.start + self.stride * place)
 
@@ -80,9 +80,9 @@ class PassPart(NamedTuple):
         state = {**iterator.state(), **self.pass_state, "batch": self.start}
         if self.stride > 1 and state.get("batch_size", 0) != iterator.state().get("batch_size", 0):
             raise ValueError(
-                f"the saved position of a data set has batches of {state['batch_size']} examples, which "
-                f"{self.stride} workers share, got batches of {iterator.state().get('batch_size', 0)}: keep the batch "
-                "size until the pass has ended"
+                f"the saved position of a dataset has batches of {state['batch_size']} examples, which {self.stride} "
+                f"workers share, got batches of {iterator.state().get('batch_size', 0)}: keep the batch size until the "
+                "pass has ended"
             )
         # Sets the seeds, which the streams that are made of it share.
         iterator.load_state(state)
@@ -106,7 +106,7 @@ class OwnIterator(Iterator[Any]):
         parts: What it reads instead, one after another: each opens a part.
 
     Attributes:
-        number: As a resource; the worker sets it.
+        number: Its number as a resource; the worker sets it.
     """
 
     def __init__(self, dataset: Iterable[Any], parts: Iterable[Callable[[], Iterator[Any]]] | None = None) -> None:

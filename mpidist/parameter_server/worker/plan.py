@@ -58,7 +58,7 @@ class WorkerPlan:
     """See `UpdatePlan`.
 
     Args:
-        apply: As `Worker.apply`.
+        apply: See `Worker.apply`.
         number: The number of the optimizer.
         name: The name of the optimizer.
         variables: That it updates.

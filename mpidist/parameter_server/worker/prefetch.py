@@ -222,7 +222,7 @@ class Ahead:
             self._is_possible = window.size > 1 and window.is_for_threads
             if not self._is_possible:
                 why = "MPI was started without THREAD_MULTIPLE" if window.size > 1 else "they are in this process"
-                logger.warning("prefetch: values of variables are not pulled ahead, since %s", why)
+                logger.warning("prefetch: values of variables are not prefetched, since %s", why)
         return self._is_possible
 
     def _drop(self, number: int) -> None:

@@ -27,7 +27,7 @@ class Reads:
 
     Args:
         station: The station of the worker.
-        is_relaxed: As of `read_whole`.
+        is_relaxed: See `read_whole`.
 
     Attributes:
         known: What was read last of each variable, by number.

@@ -49,10 +49,10 @@ class RunningClosure:
         """Local. Note a change of rows; neighbouring changes of one variable are kept together.
 
         Args:
-            kind: As of `RowChanges.add`.
+            kind: See `RowChanges.add`.
             number: The number of the variable.
             name: The name of the variable.
-            numbers: As of `RowChanges.add`.
+            numbers: See `RowChanges.add`.
             values: Likewise.
         """
         added = self.added.setdefault(number, [])

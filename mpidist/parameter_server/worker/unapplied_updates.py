@@ -48,4 +48,4 @@ class OwnUpdates:
                 if unapplied:
                     self._station.step()
                 if self._is_fenced():
-                    raise DeadRankError("the coordinator counts this worker as lost, and drops what it has finished")
+                    raise DeadRankError("the coordinator has declared this worker lost and drops what it has finished")

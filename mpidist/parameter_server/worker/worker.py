@@ -380,7 +380,7 @@ class Worker(ServedHome, OwnThreads):
 
     def _require_closure(self, what: str) -> RunningClosure:
         if self._closure is None:
-            raise RuntimeError(f"{what} outside a closure, where a value or a data set of a worker is made")
+            raise RuntimeError(f"{what} outside a closure, where a value or a dataset of a worker is made")
         return self._closure
 
     def _pushed(self, closure: RunningClosure, server: int) -> Pushed:

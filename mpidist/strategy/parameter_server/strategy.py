@@ -72,7 +72,7 @@ class ParameterServerStrategy(Strategy):
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         serve: False lets workers and servers come back from the constructor; they then call `serve`.
         options: Memory of the servers; the chief's count.
-        staleness: So many updates of other functions may count at most between what a function reads and its own
+        staleness: Number of updates of other functions that may count between what a function reads and its own
             update; then these wait for it. At most `staleness` + 1 functions run at a time. Default: any number. The
             chief's counts.
         synchronous: All workers read the same version of the variables, and the mean of their gradients makes the next
@@ -93,7 +93,7 @@ class ParameterServerStrategy(Strategy):
         HeapFullError: There is no memory for the slots of a heap; on every rank.
 
     Attributes:
-        roles: Who is what.
+        roles: The role of each rank.
         options: The chief's.
         pace: `staleness`, `synchronous` and `backup_workers`, the chief's.
         places: The places of the workers: which rank has each.
@@ -237,7 +237,7 @@ class ParameterServerStrategy(Strategy):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def serve(self) -> None:
-        """Local. Serve as a worker or a server until the chief's program has come to its end.
+        """Local. Serve as a worker or a server until the chief's program has ended.
 
         Raises:
             RuntimeError: On the chief, and on an evaluator.
@@ -313,7 +313,7 @@ class ParameterServerStrategy(Strategy):
         WATCH.note(process, f"rank {rank} of {station.window.size} (process {process.number} on {process.host})")
 
     def note_end(self, end: EndNotice) -> None:
-        """Local. The chief's program has come to its end."""
+        """Local. The chief's program has ended."""
         self._has_ended, self._is_whole_group = True, not end.lost
         # In a whole group the chief ends the job, if it has failed.
         self._code = end.code if end.lost or end.is_agreed else 0
@@ -380,8 +380,8 @@ class ParameterServerStrategy(Strategy):
 def counted_as_lost(station: Station) -> DeadRankError:
     """Local. The error of a worker that lives, and was given up."""
     return DeadRankError(
-        f"the coordinator counts {station.name_of(station.window.rank)} as lost: it ran too long, or nothing was heard "
-        "of it. Its work was given to others, and it leaves"
+        f"the coordinator has declared {station.name_of(station.window.rank)} lost (`closure_timeout` exceeded, or its "
+        "connection lost) and reassigned its work. This process exits"
     )
 
 

@@ -113,7 +113,7 @@ def test_a_program_that_branches_by_role(tmp_path: Path, ranks: int, evaluators:
     assert "joined" not in result.stdout, "a server leaves the program"
     assert result.stdout.count("evaluator alone: 1 268435456") == evaluators
     # As it was started, this job ends with any of its ranks.
-    warning = f"the death of ranks 0-{ranks - 1} ends the whole job; to let the others go on, start it by: "
+    warning = f"the death of ranks 0-{ranks - 1} ends the whole job; to let the other ranks survive, launch it by: "
     assert result.stderr.count(warning) == (1 if ranks > 1 else 0), result.stderr
 
 
