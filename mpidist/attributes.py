@@ -129,10 +129,9 @@ class FixedAttributes:
         if not has_it and not is_ours:
             return
         has_it = has_it or name in vars(self)
-        reason = "it is fixed when the object is made" if has_it else "there is no attribute of this name"
+        reason = "it is fixed when the object is created" if has_it else "it does not exist"
         raise AttributeError(
-            f"{type(self).__name__}.{name} cannot be set, {reason}, and the value would do nothing: "
-            f"{self._way_out(name)}"
+            f"{type(self).__name__}.{name} cannot be set, since {reason}: {self._way_out(name)}"
         )
 
     def _way_out(self, name: str) -> str:
@@ -140,7 +139,7 @@ class FixedAttributes:
         near = get_close_matches(name, self._assignable, 1)
         if near:
             return f"did you mean {near[0]!r}?"
-        may_be = f"What may be set is {', '.join(sorted(self._assignable))}. " if self._assignable else ""
+        may_be = f"These may be set: {', '.join(sorted(self._assignable))}. " if self._assignable else ""
         return f"{may_be}Settings are arguments of the constructor: make another object"
 
 

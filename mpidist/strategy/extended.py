@@ -130,7 +130,7 @@ class StrategyExtended(Resource):
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
-            array: As for `Collective.all_reduce`. Until `wait` has returned, do not change it; with `in_place` do not
+            array: See `Collective.all_reduce`. Until `wait` has returned, do not change it; with `in_place` do not
                 read it, either.
             in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
 
@@ -139,7 +139,7 @@ class StrategyExtended(Resource):
             way; they are done in the order in which they were begun, which must be the same on all replicas.
 
         Raises:
-            TypeError, ValueError: As `Collective.all_reduce`.
+            TypeError, ValueError: See `Collective.all_reduce`.
             RuntimeError: Another strategy is current, or several replicas run on this rank.
         """
         self._require_own_context()

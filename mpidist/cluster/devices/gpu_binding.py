@@ -139,7 +139,7 @@ def choose_device(
         argument: The name under which the program gives `devices`, for the errors.
 
     Raises:
-        TypeError, ValueError: As `names.node_device`, on every rank.
+        TypeError, ValueError: See `names.node_device`, on every rank.
     """
     if not devices:
         return None

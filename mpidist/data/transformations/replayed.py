@@ -125,7 +125,7 @@ def next_state(caller: str, state: Any, value: Any) -> Any:
     """Local. A state that a user's function has returned, as arrays.
 
     Args:
-        caller: Who called the function, for errors.
+        caller: The caller of the function, for errors.
         state: The state before.
         value: The function's result.
 

@@ -106,9 +106,9 @@ class ServedHome(Home, Protocol):
         """Local. As `push`, of some rows.
 
         Args:
-            kind: As of `Scatter.scatter`.
+            kind: See `Scatter.scatter`.
             place: The place of the variable.
-            rows: As `checked_rows` gives them.
+            rows: The rows of `checked_rows`.
         """
         ...
 
@@ -153,7 +153,7 @@ class ServedVariable(BaseVariable):
         aggregation: Kept; a closure runs on one worker, whose value counts.
 
     Attributes:
-        place: As given.
+        place: The constructor's argument.
         owner: The `ShardedVariable` of which this is a shard.
     """
 

@@ -183,7 +183,7 @@ class _Error(SyncOnReadVariable):
     """The error of one gradient, for a checkpoint: a component on each rank.
 
     Local. Args:
-        variable: Whose gradient it is.
+        variable: The variable of the gradient.
         error: This rank's.
     """
 

@@ -141,7 +141,7 @@ class Plan:
         """Local. The pass over some variables one by one, after the `reduce` of their step; planned at the first call.
 
         Args:
-            numbers: As for `step`.
+            numbers: See `step`.
         """
         variable_pass = self._passes.get(numbers)
         if variable_pass is None:

@@ -48,7 +48,7 @@ class Selection:
         checksum: The checksum of all this.
         names: Names of the selected variables by number.
         text: The selection for people.
-        is_summed, plan: As given.
+        is_summed, plan: The constructor's argument.
     """
 
     def __init__(
@@ -203,10 +203,10 @@ class Step:
         is the half of a step for updates that must see all gradients before they change a parameter.
 
         Args:
-            numbers: As for `apply`.
+            numbers: See `apply`.
 
         Raises:
-            MismatchError, CollectiveTimeoutError, InterruptedCallError, ValueError: As `apply`.
+            MismatchError, CollectiveTimeoutError, InterruptedCallError, ValueError: See `apply`.
         """
         with self._header.enter(self._selection, numbers):
             for phase in self._phases:
