@@ -16,7 +16,7 @@ Importing this package starts no MPI. Without a launcher a program has one repli
 - What outlives a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
 - Who takes part: `cluster_resolver`; `mpidist doctor` on the command line says what is missing.
 
-The first line of a docstring says who must call: *Collective* (every rank, in one order), *Local* (whoever likes, it
+The first line of a docstring says who must call: *Collective* (every rank, in one order), *Local* (any rank, it
 communicates with nobody) or *Root only* (rank 0).
 
 The guides are in `docs/`; `docs/architecture.md` says how the package is built.

@@ -138,7 +138,7 @@ def _look(directory: str) -> tuple[str | None, object]:
     try:
         path = latest_checkpoint(directory)
     except DamagedCheckpointError as error:
-        # The next save writes the state file anew.
+        # The next save writes the state file again.
         _warn_once(str(error))
         path = None
     if path is None and os.path.exists(directory) and not os.path.isdir(directory):

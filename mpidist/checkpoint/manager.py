@@ -299,7 +299,7 @@ class CheckpointManager(FixedAttributes):
     def _require_place(self) -> None:
         place = os.path.abspath(self._directory)
         if place != self._place:
-            # It would delete old checkpoints of whoever saves there.
+            # It would delete old checkpoints of another job that saves there.
             raise CheckpointError(
                 f"`directory` {self._directory!r} of a CheckpointManager was expected to be {self._place!r} as when it "
                 f"was made, got {place!r}: the program has changed its working directory. Pass an absolute path"

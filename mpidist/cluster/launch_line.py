@@ -94,7 +94,7 @@ def launch_line(
         ranks: Number of ranks, at least 1.
         command: The words of the program.
         hosts: The hosts on which it runs, in the order of ranks; default: this one, or those of the Slurm job.
-        survives: Whether the other ranks live on after the death of one.
+        survives: Whether the other ranks survive the death of one.
 
     Returns:
         A line for a shell.
@@ -173,7 +173,7 @@ def _count_cores() -> int:
 
 
 def survives_deaths(environment: Mapping[str, str] | None = None) -> bool | None:
-    """Local. Whether this job was started so that other ranks live on after the death of one.
+    """Local. Whether this job was launched so that other ranks survive the death of one.
 
     Args:
         environment: Defaults to `os.environ`.
@@ -214,7 +214,7 @@ def ends_with_others(device: str, is_one_host: bool, environment: Mapping[str, s
 def warn_of_deaths(communicator: Communicator) -> bool:
     """Collective. Warn once, on rank 0, where the death of a rank ends others or the whole job, or may do so.
 
-    Where it is certain that they live on, the end of each process takes account of it (`ending.note_survival`).
+    Where it is certain that they survive, the end of each process takes account of it (`ending.note_survival`).
 
     Args:
         communicator: All ranks.

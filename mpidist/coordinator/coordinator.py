@@ -276,7 +276,7 @@ class ClusterCoordinator(FixedAttributes):
         return made
 
     def _make_again(self, number: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Let each worker make its value of a number anew."""
+        """Let each worker make its value of a number again."""
         with self._chief.lock:
             work, _ = self._functions.work(fn, args, {})
             with self._station.whole:

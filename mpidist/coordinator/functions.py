@@ -1,4 +1,4 @@
-"""Functions and data sets as they are sent to workers: once each, with names for what lives on servers and workers."""
+"""Functions and datasets as they are sent to workers: once each, with names for what is on servers and workers."""
 
 from __future__ import annotations
 

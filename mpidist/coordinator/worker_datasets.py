@@ -34,7 +34,7 @@ class DataSets:
 
     Args:
         make: Lets workers make values.
-        make_again: Lets workers make values of a number anew.
+        make_again: Lets workers make values of a number again.
         wait_for: Waits until all workers have made the values of a number.
         closures: The closures of the coordinator.
         is_at_end: Whether an iterator has ended on all workers, by its number.

@@ -140,8 +140,8 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner:
                 "variables that it was saved with, and restore them first (`restore_new()` where they come late)"
             )
         # Only some gradients are compressed.
-        anew = dict.fromkeys(keys) if by_path and entries and not name.startswith(COMPRESSION) else {}
-        tree[name] = {**anew, **({} if by_path else rest), **known}
+        fresh = dict.fromkeys(keys) if by_path and entries and not name.startswith(COMPRESSION) else {}
+        tree[name] = {**fresh, **({} if by_path else rest), **known}
     return tree
 
 

@@ -201,7 +201,7 @@ class Calls:
         within = self.words[STATE] % NEXT if self.depth else 0
         self.state = max(self.number, number) * NEXT
         self.words[STATE] = self.state + within
-        # All ranks count inner calls anew.
+        # All ranks count inner calls from 0.
         self._outer = -1
 
     @property

@@ -320,7 +320,7 @@ def _read(path: str) -> LockOwner | None:
 def _surroundings(process: int) -> tuple[str, str]:
     """The start of this host, and the PID namespace of this process, by the kernel's names; empty where unknown.
 
-    They stay as they are; a child after a fork has another number, by which it finds out anew.
+    They stay as they are; a child after a fork has another number, by which it finds out again.
     """
     try:
         # Where /proc is that of another PID namespace, what it says of a number is about another process.

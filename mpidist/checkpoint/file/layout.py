@@ -201,7 +201,7 @@ def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
         The first byte and the one behind the last. They are equal where the pages of earlier ranks hold the whole part.
     """
     if bounds[-1] < PAGE_BYTES:
-        # Rank 0 writes the small datasets, as `share` says, whoever can read them.
+        # Rank 0 writes the small datasets, as `share` says, also where other ranks could read them.
         return (0 if rank == 0 else bounds[-1]), bounds[-1]
     start, stop = (
         min(-(-edge // PAGE_BYTES) * PAGE_BYTES, bounds[-1]) for edge in (bounds[rank], bounds[rank + 1])

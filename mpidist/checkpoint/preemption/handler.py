@@ -56,7 +56,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
     tell it of them; a worker does so when its function has ended. Before a save it joins all functions that were
     scheduled. All ranks end with its exit code.
 
-    An evaluator lives on at these signals, from its first look for a checkpoint (`checkpoints_iterator`) after the
+    An evaluator survives these signals, from its first look for a checkpoint (`checkpoints_iterator`) after the
     handler was made, and ends with the job. A signal to it alone tells nobody.
 
     Args:

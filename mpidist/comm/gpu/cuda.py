@@ -149,7 +149,7 @@ def use_device(index: int) -> None:
 def device_uuid(index: int) -> str:
     """Local. A name for a GPU that is the same on every rank and different from those of all other GPUs."""
     uuid = runtime.getDeviceProperties(index).get("uuid")
-    # The bus alone does not tell GPUs apart: instances of one GPU (MIG) share it, and every host counts anew.
+    # The bus alone does not tell GPUs apart: instances of one GPU (MIG) share it, and every host counts from 0.
     return f"{uuid.hex() if uuid else socket.gethostname()}/{runtime.deviceGetPCIBusId(index)}"
 
 

@@ -1,7 +1,7 @@
 """Calling out: a rank that has failed calls all others out of what they wait in, so that they can do something else.
 
 Those of its node see it in their page, where they wait in memory. Those of other nodes get a message, and look for it
-while they wait for the comparison of a step between nodes. Whoever waits in another call of MPI stays there.
+while they wait for the comparison of a step between nodes. A rank that waits in another call of MPI stays there.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Turn:
     Nothing is locked before `share`: most workers have one thread.
 
     Attributes:
-        is_wanted: Whether the other thread has something to do. Set by whoever holds the turn.
+        is_wanted: Whether the other thread has something to do. Set by the thread that holds the turn.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Turn:
 
 
 class Sharing(Protocol):
-    """Whoever has a turn to share."""
+    """An object that has a turn to share."""
 
     turn: Turn
 

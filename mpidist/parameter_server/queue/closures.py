@@ -4,7 +4,7 @@ Messages and losses go in, and what is to be sent and what has ended comes out; 
 decided, once and for all, when its worker has finished it and every server it has pushed to is prepared. Until then
 the loss of the worker makes it void, and the closure waits again at once; after it nothing can stop the attempt.
 
-A failed function stores the first error (`error`). Whoever schedules or joins next calls `cancel`, waits until nothing
+A failed function stores the first error (`error`). The next `schedule` or `join` calls `cancel`, waits until nothing
 is in flight, and raises `take_error`; then all is as new.
 """
 

@@ -37,7 +37,7 @@ class Positions:
     _places: dict[int, dict[int, _Place]] = field(default_factory=dict)
 
     def begin(self, number: int, parts: Mapping[int, Sequence[PassPart]]) -> None:
-        """Local. Note an iterator that workers make, or make anew.
+        """Local. Note an iterator that workers make, or make again.
 
         Args:
             number: The number of the iterator, as a resource.

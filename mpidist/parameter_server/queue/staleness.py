@@ -2,7 +2,7 @@
 
 With a bound k at most k + 1 attempts run at a time, and an update waits where it would leave another attempt that still
 runs without a place: one that began earlier comes first then, or is lost. So no update that is computed is dropped, and
-whoever began first can always go on. A pure state machine.
+the one that began first can always continue. A pure state machine.
 """
 
 from __future__ import annotations

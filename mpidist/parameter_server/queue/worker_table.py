@@ -40,7 +40,7 @@ class WorkerRecord:
         """Local. Send all that this worker needs for some work and has not got."""
         names = work.named
         if work.function[:2] not in self.known:
-            # Whoever has a function has what it names.
+            # A worker that has a function has what the function names.
             names = (*names, *work.captured, work.function)
         missing = dict.fromkeys(name for name in names if name[:2] not in self.known)
         self.known.update(name[:2] for name in missing)

@@ -11,7 +11,7 @@ from mpidist.errors import EndOfDataError
 
 
 class OwnDataEnd(StopIteration):
-    """The end of a worker's own data. Pickled, it is the error of whoever wants the function's value.
+    """The end of a worker's own data. Pickled, it is the error of a fetch of the function's value.
 
     Args:
         number: The number of the iterator, as a resource.
@@ -174,7 +174,7 @@ class OwnIterator(Iterator[Any]):
         vars(self).update(vars(other))
 
     def fail(self, error: BaseException) -> None:
-        """Local. Raise an error in place of all elements: this could not be made anew."""
+        """Local. Raise an error in place of all elements: this could not be made again."""
 
         def raise_it() -> Iterator[Any]:
             raise error

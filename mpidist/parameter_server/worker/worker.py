@@ -216,7 +216,7 @@ class Worker(ServedHome, OwnThreads):
             self._named[name] = self._make(*name, described)
         found = self._named[name]
         if isinstance(found, NotMade):
-            # Whoever uses what could not be made fails as the making did.
+            # A function that uses what could not be made fails with the error of the making.
             raise found.error
         if kind == "dataset":
             # A data set counts its passes: those of another function do not count.

@@ -1,6 +1,6 @@
 """The arithmetic around a kernel: unscaling, clipping by value, decay, and the moving average of the weights.
 
-All of it works on one block of parameter, gradient and slots, whoever owns the block: a rank applies it to its slice of
+All of it works on one block of parameter, gradient and slots, in any memory: a rank applies it to its slice of
 node memory, a server to its shard.
 """
 

@@ -158,7 +158,7 @@ def test_a_second_interrupt_in_a_message_ends_the_coordinator(
         with pytest.raises(KeyboardInterrupt):
             coordinator.join()
     for call in (coordinator.join, lambda: coordinator.schedule(abs, (1,)), coordinator.done):
-        with pytest.raises(InterruptedCallError, match=r"a second interrupt .* Start the job again"):
+        with pytest.raises(InterruptedCallError, match=r"a second interrupt .* Restart the job"):
             call()
 
 

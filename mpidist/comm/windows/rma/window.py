@@ -34,7 +34,7 @@ _PIECE_BYTES = 1 << 30
 # are asked for there, and given.
 _MESSAGE, _COMES, _GOES, _ASKS, _GIVES = range(5)
 # After the last message. No `sched_yield` here: on a busy machine the others keep the core for milliseconds then, while
-# whoever wakes from a nap gets it at once.
+# a rank that resumes from a nap gets it at once.
 SPIN_SECONDS = 2e-4
 # Then naps, each a fiftieth of the time since the last message. An idle server took 4.4 % of a core with naps of 1 ms
 # on MPICH 4.0.3, and takes 1.2 %.

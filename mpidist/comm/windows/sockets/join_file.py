@@ -70,7 +70,7 @@ class WrittenFile:
         whole = {
             "format": FORMAT, **content._asdict(), "address": content.address.to_json(), "secret": content.secret.hex(),
         }
-        # Whoever reads it sees all of it.
+        # A reader sees all of it or none.
         temporary = self.path.with_name(f".{NAME}.{secrets.token_hex(4)}")
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

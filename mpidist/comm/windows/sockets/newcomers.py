@@ -151,7 +151,7 @@ class Desk:
         try:
             send(link, _ANSWER.pack(introduction is not None, len(data)) + data, time.monotonic() + LIMIT_SECONDS)
         except RefusedError:
-            # It has died meanwhile: whoever has this connection sees that.
+            # It has died meanwhile: the end of this connection will tell that.
             return introduction
         return introduction
 
