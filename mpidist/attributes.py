@@ -34,7 +34,7 @@ def is_array(value: object) -> bool:
 
 
 def has_children(value: object) -> bool:
-    """Local. Whether a walk goes on in `value`: a container, or an object with attributes that may be the user's."""
+    """Local. Whether a walk continues in `value`: a container, or an object with attributes that may be the user's."""
     if isinstance(value, (*CONTAINERS, *SETS)):
         return True
     kind = type(value)
@@ -105,7 +105,7 @@ class FixedAttributes:
         """Local. Refuse assignments from now on: the last line of a constructor.
 
         Args:
-            owner: The class of the constructor. A constructor that extends it goes on afterwards, and settles itself.
+            owner: The class of the constructor. A constructor that extends it continues afterwards, and settles itself.
         """
         last = next(kind for kind in type(self).__mro__ if _is_ours(kind) and "__init__" in vars(kind))
         if last is owner:

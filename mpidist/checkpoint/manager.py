@@ -155,7 +155,7 @@ class CheckpointManager(FixedAttributes):
         """Collective. Save the next checkpoint, and delete the oldest ones beyond `max_to_keep`.
 
         A manager deletes only what managers with its `checkpoint_name` have saved to the directory. Where the state
-        file does not name a checkpoint that is there, as after its loss, the numbers go on behind that one's.
+        file does not name a checkpoint that is there, as after its loss, the numbers continue behind that one's.
 
         Args:
             checkpoint_number: Number in the file's name, an integer or a variable that holds one; default: the number

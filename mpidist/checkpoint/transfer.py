@@ -78,7 +78,7 @@ def write_checkpoint(
             order.show_call()
             dealt = deal(records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)))
             checksums, error = write_arrays(communicator, blank, arrays, dealt)
-            # No rank goes on before every rank has synced its share: only then may the mark of a whole file be written.
+            # No rank continues before every rank has synced its share: only then may the file be marked as complete.
             everyone = exchange(communicator, f"writing checkpoint {path!r}", checksums, error)
             order.compare_across()
         return on_first_rank(
@@ -132,7 +132,7 @@ def write_arrays(
 ) -> tuple[Checksums, Exception | None]:
     """Collective. Write this rank's share and sync it; returns its checksums by number, and what went wrong.
 
-    A rank that fails goes on with opening the arrays, which is collective: the other ranks wait in it.
+    A rank that fails continues with opening the arrays, which is collective: the other ranks wait in it.
     """
     checksums: Checksums = {}
     error: Exception | None = None

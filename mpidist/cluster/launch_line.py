@@ -1,4 +1,4 @@
-"""Launch lines: how to start a job that goes on after the death of a rank, and whether this one was started so."""
+"""Launch lines: how to start a job that continues after the death of a rank, and whether this one was started so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("mpidist")
 # The first of many addresses of this host: Hydra starts a proxy of its own for each name of a host.
 _LOOPBACK = ipaddress.ip_address("127.0.0.1")
 _VERSION_SECONDS = 60
-# 0: `srun` lets the other ranks go on when one fails or dies.
+# 0: `srun` lets the other ranks continue when one fails or dies.
 _SRUN_KILLS = "SLURM_KILL_BAD_EXIT"
 # By these ways of UCX the death of a rank may end another one of its host. By "cma" a rank reads large messages out of
 # the sender's memory: with MPICH 5.0.2 it ended in 5 of 6 runs where a worker was killed while its result of 160 MB was

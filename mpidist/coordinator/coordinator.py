@@ -49,7 +49,7 @@ class ClusterCoordinator(FixedAttributes):
             assigned, added or scattered, never are of two versions, and never get older.
         queue_size: Number of functions that may wait for a worker or for their arguments; then `schedule` waits.
         max_deaths: A function fails with `FatalFunctionError` when so many workers were lost while they ran it: it may
-            have ended them. Other functions go on.
+            have ended them. Other functions continue.
 
     Raises:
         TypeError: An option of a wrong type.
@@ -228,7 +228,7 @@ class ClusterCoordinator(FixedAttributes):
         return self._resource(fn, *arguments_of(args, kwargs))
 
     def create_per_worker_dataset(self, dataset_fn: Callable[..., Dataset] | Dataset) -> PerWorkerValues:
-        """Local. Let each worker make a data set. `iter` of it gives iterators, one on each worker.
+        """Local. Let each worker make a dataset. `iter` of it gives iterators, one on each worker.
 
         A function that asks an iterator for more than there is has no value and changes nothing, unless it handles
         StopIteration itself. It goes to another worker, whose data has not ended, if there is one; else its
@@ -236,7 +236,7 @@ class ClusterCoordinator(FixedAttributes):
 
         Args:
             dataset_fn: Makes it; a function with an argument that has no default gets the worker's `InputContext`. Or
-                the data set, whole on each worker.
+                the dataset, whole on each worker.
 
         Raises:
             ValueError: It is neither.
@@ -336,7 +336,7 @@ class ClusterCoordinator(FixedAttributes):
             return self._station.step() or self.strategy.work_here()
 
     def _end_round(self) -> bool:
-        """Let updates count that wait for others, if none comes before the program goes on; whether there were some."""
+        """Let waiting updates count if no other one comes before the program continues; whether there were any."""
         with self._station.whole:
             actions = self._closures.end_round()
             self._do(actions)

@@ -49,7 +49,7 @@ class _NoValueError(Exception):
 
 
 class _SentDataset(NamedTuple):
-    """A data set that was sent.
+    """A dataset that was sent.
 
     Attributes:
         number: The number of it.
@@ -116,7 +116,7 @@ class SentFunctions:
         self._kept: OrderedDict[tuple[Any, ...], _Function] = OrderedDict()
         self._datasets: weakref.WeakKeyDictionary[Dataset, _SentDataset] = weakref.WeakKeyDictionary()
         self._bytes = 0
-        # Of functions and data sets.
+        # Of functions and datasets.
         self._count = 0
         # The names of functions, and of what has changed: that was said.
         self._said: set[tuple[str, str]] = set()
@@ -209,7 +209,7 @@ class SentFunctions:
         return handle
 
     def _dataset(self, given: Dataset) -> _SentDataset:
-        """A data set travels once, as a function does, and is what it was then."""
+        """A dataset travels once, as a function does, and is what it was then."""
         if given not in self._datasets:
             held: list[object] = []
             code = dump_arguments((given.pipeline, given.options()), self._holding(held))

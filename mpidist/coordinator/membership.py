@@ -32,7 +32,7 @@ class Membership:
         closure_timeout: The coordinator's option, for texts.
 
     Attributes:
-        failure: Why the coordinator can go on no more: that all workers are lost, for instance. Every later call raises
+        failure: Why the coordinator cannot continue: that all workers are lost, for instance. Every later call raises
             it.
     """
 

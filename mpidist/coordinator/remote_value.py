@@ -22,7 +22,7 @@ class RemoteValue:
         number: The number of the closure.
         wait: Returns when the function has ended.
         find: Gives the object of a handle in the result.
-        look: Lets functions go on, where nothing else does.
+        look: Lets functions continue, where nothing else does.
         note_told: Is told of an end that is an error, and that the program has got.
     """
 
@@ -108,7 +108,7 @@ def error_of(end: ClosureEnd) -> BaseException:
 
 
 class PerWorkerValues:
-    """A value, or a data set, of which each worker has its own. In a scheduled function it is the worker's.
+    """A value, or a dataset, of which each worker has its own. In a scheduled function it is the worker's.
 
     Args:
         number: The number of the resource.
@@ -123,7 +123,7 @@ class PerWorkerValues:
 
     @property
     def is_iterator(self) -> bool:
-        """Local. Whether each worker has an iterator over its own data set."""
+        """Local. Whether each worker has an iterator over its own dataset."""
         return isinstance(self, PerWorkerIterator)
 
     @property
@@ -151,7 +151,7 @@ class PerWorkerValues:
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """The iterators of workers over their own data sets, which a `Checkpoint` may hold.
+    """The iterators of workers over their own datasets, which a `Checkpoint` may hold.
 
     Args:
         number: The number of the resource.
@@ -180,12 +180,12 @@ class PerWorkerIterator(PerWorkerValues):
         Waits until each worker has begun.
 
         Raises:
-            CheckpointError: A data set is not one of `mpidist.data`, or could not be made.
+            CheckpointError: A dataset is not one of `mpidist.data`, or could not be made.
         """
         return self._state(self.number)
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Local. Let workers go on where others were, also if there are more of them or fewer.
+        """Local. Let workers continue where others were, also if there are more of them or fewer.
 
         Raises:
             CheckpointError: The state of something else.

@@ -1,4 +1,4 @@
-"""Data sets of workers: the coordinator lets each worker make its own, and knows how far they have come."""
+"""Datasets of workers: the coordinator lets each worker make its own, and knows how far they have come."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Making(Protocol):
 
 
 class DataSets:
-    """The data sets of workers, and their iterators.
+    """The datasets of workers, and their iterators.
 
     Args:
         make: Lets workers make values.
@@ -54,7 +54,7 @@ class DataSets:
         self._is_at_end = is_at_end
         self._workers = workers
         self._work_of = work_of
-        # What makes the data set of an iterator, and that data set.
+        # What makes the dataset of an iterator, and that dataset.
         self._iterators: weakref.WeakKeyDictionary[
             PerWorkerIterator, tuple[Callable[..., Dataset] | Dataset, PerWorkerValues]
         ] = weakref.WeakKeyDictionary()

@@ -32,19 +32,19 @@ def experimental_get_current_worker_index() -> int:
 
 
 def same(dataset: Dataset) -> Dataset:
-    """Local. A data set that was sent."""
+    """Local. A dataset that was sent."""
     return dataset
 
 
 def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
-    """Local. Call the function that makes a data set.
+    """Local. Call the function that makes a dataset.
 
     Args:
         dataset_fn: The user's.
         place: Which worker this is; for a function with an argument that has no default.
 
     Raises:
-        TypeError: It returns no data set.
+        TypeError: It returns no dataset.
     """
     parameters = inspect.signature(dataset_fn).parameters.values()
     wants = any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in parameters)
@@ -63,13 +63,13 @@ def resume(
     """Local. The iterator over what a checkpoint says is left of a pass.
 
     Args:
-        dataset: This worker's own, which goes on with the next pass.
+        dataset: This worker's own, which continues with the next pass.
         dataset_fn: See `ClusterCoordinator.create_per_worker_dataset`.
         place: The place of this worker.
         parts: What each worker is to read, by its index.
 
     Raises:
-        ValueError: The data set is another one than when the position was saved.
+        ValueError: The dataset is another one than when the position was saved.
     """
     mine = parts.get(place.input_pipeline_id, ())
 

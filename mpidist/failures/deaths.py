@@ -75,7 +75,7 @@ class DeathWatch:
     Attributes:
         dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
         needed: The processes whose deaths are told even if they are not the first.
-        spared: Those that all go on without, such as an evaluator: what is called with a name after their death.
+        spared: Those that all continue without, such as an evaluator: what is called with a name after their death.
         gone: The names of the dead among these, who are not in `dead`.
         was_raised: Whether the program's own thread was told by an error.
         is_over: Whether the program has ended, after which processes end one after another.

@@ -114,7 +114,7 @@ class _Ending:
                 time.sleep(TURN_SECONDS)
             text = self._traceback(kind, error, trace)
             end = "the job ends" if self.leads and not WATCH.dead else "and ends alone"
-            why = f"cannot go on: {describe(mourned)}" if mourned else f"failed, {end}"
+            why = f"cannot continue: {describe(mourned)}" if mourned else f"failed, {end}"
             say(f"{self.place} {why}\n{text}")
             # `at_exit` ends the process, after the program's exit functions.
             self.code, self.has_failed = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, True
@@ -131,7 +131,7 @@ class _Ending:
         self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}")
 
     def mourned(self) -> list[str]:
-        """The names of the dead that this rank cannot go on without."""
+        """The names of the dead that this rank cannot continue without."""
         return [name for one, name in WATCH.dead.copy().items() if not self.tolerates_deaths or one in WATCH.needed]
 
     def _traceback(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
@@ -223,7 +223,7 @@ class _Ending:
     def _watch_end_of_mpi(self, done: threading.Event) -> None:
         while not done.wait(TURN_SECONDS):
             dead = [peer.name for peer in WATCHDOG.peers() if peer.has_died_at_end()]
-            # MPI may see it, and go on.
+            # MPI may see it, and continue.
             if dead and not done.wait(DISCOVERY_SECONDS):
                 say(f"{self.place} leaves MPI_Finalize: {', '.join(dead)} died in it, after the end of the program")
                 self.end_process(1)
@@ -263,7 +263,7 @@ class _Ending:
             self.code = self.code or 1
             frames = sys._current_frames()  # noqa: SLF001 - documented; private only to say "for debuggers"
             stack = "".join(traceback.format_stack(frames.get(threading.main_thread().ident or 0)))
-            say(f"{self.place} cannot go on: {describe(mourned)}\nThis rank was here:\n{stack}")
+            say(f"{self.place} cannot continue: {describe(mourned)}\nThis rank was here:\n{stack}")
             end_later(EXIT_SECONDS)
             # The program's exit functions: the thread that should run them cannot.
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way

@@ -21,7 +21,7 @@ class Farewell:
 
     Args:
         mpi: An MPI communicator that is used for no other collective operation.
-        processes: The processes of its ranks. Where one of them is dead that the others go on without, nobody waits
+        processes: The processes of its ranks. Where one of them is dead that the others continue without, nobody waits
             for it.
     """
 
@@ -31,7 +31,7 @@ class Farewell:
         FAREWELLS[next(_numbers)] = self
 
     def can_be_kept(self) -> bool:
-        """Local. Whether no rank of it is dead that the others go on without."""
+        """Local. Whether no rank of it is dead that the others continue without."""
         return self._processes.isdisjoint(WATCH.gone.copy())
 
 

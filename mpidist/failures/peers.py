@@ -251,7 +251,7 @@ def is_left_behind(me: Key, state: int, others: Sequence[Peer], identity: int) -
 
 
 def circle(me: Key, late: Sequence[Peer], peers: Mapping[Key, Peer]) -> list[Peer]:
-    """Local. Ranks that wait for one another and at last for this one: none of them can go on.
+    """Local. Ranks that wait for one another and at last for this one: none of them can continue.
 
     Args:
         me: This rank.

@@ -296,7 +296,7 @@ class Watchdog:
     def _give_up(self, seen: deadlocks.Reason, waiting: Sequence[Calls]) -> None:
         why, blamed = seen.why, seen.blamed
         others = [peer for calls in waiting for peer in self._others(calls)]
-        # Those that have gone on cannot see that messages for this one are lost.
+        # Those that have continued cannot see that messages for this one are lost.
         speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
         if any(map(self._sees_some, waiting)):
             speakers = rivals(speakers)

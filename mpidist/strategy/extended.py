@@ -119,7 +119,7 @@ class StrategyExtended(Resource):
             return cast("list[Any]", tree.unflatten(spec, results))
 
     def all_reduce_async(self, reduce_op: ReduceOp | str, array: Any, *, in_place: bool = True) -> Handle:
-        """Collective. Begin to combine an array over all replicas, and let the program go on; from either context.
+        """Collective. Begin to combine an array over all replicas, and let the program continue; from either context.
 
             handles = [strategy.extended.all_reduce_async("SUM", bucket) for bucket in buckets]
             for handle in handles:

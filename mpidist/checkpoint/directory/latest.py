@@ -61,7 +61,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
                 raise
             logger.warning("%s. Continuing with the previous checkpoint", str(error))
         except FileNotFoundError:
-            # A job that goes on has deleted it, and has saved newer ones.
+            # A job that continues has deleted it, and has saved newer ones.
             return latest_checkpoint(directory, fallback=True)
         else:
             return path

@@ -213,7 +213,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
         if self._others is not None:
-            # What was scheduled counts: the next program goes on behind it.
+            # What was scheduled counts: the next program continues behind it.
             try:
                 self._others.join()
             except Exception as error:
@@ -352,7 +352,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             elif self._group.size > 1:
                 agree_on_exit()
             raise
-        # It has returned: the program goes on, and may be ended from outside.
+        # It has returned: the program continues, and may be ended from outside.
         self.close()
 
     def _end_of_job(self) -> float | None:

@@ -259,7 +259,7 @@ class Rescue:
         try:
             if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or self._group.order.broken:
                 return
-            # On servers the training goes on without a dead worker.
+            # On servers the training continues without a dead worker.
             if WATCH.dead and self._group.size > 1:
                 return
             is_called = self._calling.is_called
@@ -327,7 +327,7 @@ class Rescue:
         if isinstance(barrier, NodeBarrier):
             barrier.go_on_at(max(one.barriers for one in everyone))
         self._calling.take_back()
-        # Nobody uses the page before all have gone on.
+        # Nobody uses the page before all have continued.
         self._sibling.barrier()
         order.catch_up(max(one.comparisons for one in everyone))
         self._exchange.end(max(one.exchanges for one in everyone))

@@ -27,8 +27,8 @@ class TerminationConfig(FixedAttributes):
         termination_watcher_fn: Called every second in a thread of its own, on each rank; it returns True when the job
             is about to end. It must not communicate. An exception of it is raised by the handler's next call.
         exit_fn: Called on each rank after the last checkpoint; default: `sys.exit(exit_code)`. If it returns, training
-            goes on, and nothing is saved any more.
-        grace_period: Seconds from a notice to the end of the job. A checkpoint is saved at once, training goes on
+            continues, and nothing is saved any more.
+        grace_period: Seconds from a notice to the end of the job. A checkpoint is saved at once, training continues
             as long as six steps and a save fit, and then the last checkpoint is saved. With 0 there is one checkpoint.
         save_fn: Called on each rank instead of saving, with the arguments of `save_checkpoint_if_preempted`.
         signals: The signals that tell of the end, on any rank.

@@ -43,7 +43,7 @@ class Report:
         try:
             write(text)
         except click.ClickException as error:
-            # The other ranks go on, and this one with them; the exit code of all says it.
+            # The other ranks continue, and this one with them; the exit code of all says it.
             self._is_shown = False
             self.findings.append(Finding("output", "wrong", error.message, "write it to another file"))
             error.show()

@@ -74,7 +74,7 @@ class Command:
         line: Its first line, from 1.
         text: The text of the command in the script.
         words: Its words, without quotes, and with the texts of variables that the script sets once.
-        runs_behind: Whether the shell goes on while it runs: `&` stands behind it.
+        runs_behind: Whether the shell continues while it runs: `&` stands behind it.
     """
 
     line: int

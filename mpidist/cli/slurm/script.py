@@ -127,7 +127,7 @@ def _variables(texts: Iterable[str]) -> dict[str, list[str]]:
             given = shlex.split(value.removeprefix("(").removesuffix(")") if is_list else value)
         except ValueError:
             given = None
-        # More than one word are several variables, or one of a command alone; a list may go on in the next line.
+        # More than one word are several variables, or one of a command alone; a list may continue in the next line.
         if (name in found and not added) or given is None or (is_list != value.endswith(")")):
             unclear.add(name)
         elif is_list or len(given) == 1:

@@ -1,6 +1,6 @@
 """The text of a shell script, cut into its commands and comments, and these into words; nothing is run.
 
-It knows quotes over several lines, lines that go on, here-documents, and what `&` lets run behind the script. What it
+It knows quotes over several lines, continued lines, here-documents, and what `&` lets run behind the script. What it
 does not know it takes for letters: a text that is no script is cut, too.
 """
 
@@ -31,7 +31,7 @@ class ShellPiece:
         line: Its first line, from 1.
         text: The text of the word in the script.
         words: Its words, without quotes; a comment has none.
-        runs_behind: Whether the shell goes on while it runs: `&` stands behind it, or behind the group that has it.
+        runs_behind: Whether the shell continues while it runs: `&` stands behind it, or behind the group that has it.
         begins_line: Whether nothing stands in front of a comment, no blanks either.
     """
 

@@ -138,7 +138,7 @@ class _Followers:
 
 
 class _Survival:
-    """Lets the ranks that train go on after the death of an evaluator, and leave the program by themselves.
+    """Lets the ranks that train continue after the death of an evaluator, and leave the program by themselves.
 
     Collective. Args:
         group: The ranks that train.

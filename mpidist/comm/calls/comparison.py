@@ -139,7 +139,7 @@ class CallComparison:
         A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
 
         Args:
-            has_met: Whether all ranks have come: one may have gone on since, and failed behind this call.
+            has_met: Whether all ranks have come: one may have continued since, and failed behind this call.
 
         Raises:
             MismatchError, InterruptedCallError: See `meet`.
@@ -302,7 +302,7 @@ class CallComparison:
         texts, is_in_step = page.texts(place, self.number)
         for rank in page.broken_ranks():
             self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"
-        self.require_whole("going on")
+        self.require_whole("continuing")
         missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
         error = self._mismatch({**texts, **missing}, key)
         if is_in_step and not missing and not self.is_across:

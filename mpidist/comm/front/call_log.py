@@ -134,7 +134,7 @@ class CallLog:
             order = self.begin(name, _Refusal(str(error)), None)
         order.show_refusal()
         try:
-            # Others come there in their call. A rank that went on would be a barrier behind them.
+            # Others come there in their call. A rank that continued would be a barrier behind them.
             self._meet()
         except BaseException as caught:
             order.fail(caught)

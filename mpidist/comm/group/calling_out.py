@@ -25,7 +25,7 @@ class CallingOut:
         order = group.order
         self._page = order.page
         self._rank, self._size = group.rank, group.size
-        # Ranks that are still to come out may wait in MPI until this one lets it go on; any call of MPI does.
+        # Ranks that are still to come out may wait in MPI until this one lets it continue; any call of MPI does.
         self._progress = (lambda: False) if sibling.mpi is None else sibling.mpi.Iprobe
         self._mpi: Any = None
         self._tag = self._turn = 0

@@ -18,7 +18,7 @@ from mpidist.failures.ending import FORWARD_SECONDS
 
 logger = logging.getLogger("mpidist")
 
-# At the program's end the thread may go on as long as reductions are completed. If none is for this time, the ranks
+# At the program's end the thread may continue as long as reductions are completed. If none is for this time, the ranks
 # have begun different numbers of them, and the job ends.
 STALLED_SECONDS = 30.0
 

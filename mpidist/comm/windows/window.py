@@ -1,6 +1,6 @@
 """The window: memory of some ranks that all ranks of a group read and write, and messages between two of them.
 
-Nothing in it is collective but its beginning and its end, so that it goes on after the death of a rank.
+Nothing in it is collective but its beginning and its end, so that it continues after the death of a rank.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Window(Resource, Protocol):
         """Local. Send a message. It does not wait for the receiver, and nothing is sent to a lost rank.
 
         Messages of one rank to another arrive in their order. Who receives it sees what this rank has flushed before.
-        A large message goes on while this rank is in calls of the window.
+        A large message continues while this rank is in calls of the window.
 
         Args:
             rank: The receiver; this rank itself is allowed.

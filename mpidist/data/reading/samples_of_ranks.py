@@ -260,7 +260,7 @@ class Incoming:
         begin, had_header = time.monotonic(), bool(stream.layouts)
         patience, limit = warn_seconds(), limit_seconds()
         while True:
-            # All of them: what others have sent meanwhile lets them go on.
+            # All of them: what others have sent meanwhile lets them continue.
             for one in self._streams:
                 one.receive()
             sample = stream.take()

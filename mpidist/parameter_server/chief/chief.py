@@ -339,7 +339,7 @@ class Chief(ServedHome):
                 self.station.send(send)
 
     def end_cut(self) -> dict[int, Any]:
-        """Local. See `ServedHome.end_cut`. Closures go on meanwhile."""
+        """Local. See `ServedHome.end_cut`. Closures continue meanwhile."""
         self._wait_for_cut()
         saved = self.commits.saved.items()
         outcomes = {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}

@@ -61,7 +61,7 @@ class Awaited:
         key_of: The process of a rank.
 
     Attributes:
-        wait: The one that goes on, if there is one. Read by the watchdog's thread.
+        wait: The one in progress, if there is one. Read by the watchdog's thread.
     """
 
     def __init__(self, name_of: Callable[[int], str], key_of: Callable[[int], Key]) -> None:

@@ -53,7 +53,7 @@ class Station:
         window: To the others.
         name_of: What to call a rank: "worker 1".
         key_of: The process of a rank.
-        needed: The ranks without which nothing goes on: coordinator and servers.
+        needed: The ranks without which training cannot continue: coordinator and servers.
 
     Attributes:
         window: The constructor's argument.
@@ -61,7 +61,7 @@ class Station:
         lost: The ranks that are dead, or count as dead.
         left: The ranks that live and serve no more, with the reason.
         awaited: Surrounds waits for others, which the watchdog then looks after.
-        background: Work of a role that goes on beside the messages; None for most of the time.
+        background: Work of a role that continues beside the messages; None for most of the time.
         reserved: By server and slot how many bytes have memory, where that is not `heap.FIRST_BYTES`.
         whole: Surrounds what an interrupt must not tear apart. On the chief a `Whole`.
     """
@@ -117,7 +117,7 @@ class Station:
         for rank in range(self.window.size):
             if rank not in gone:
                 self.send(Send(rank, Left(reason)))
-        # What was sent goes on while this process is in the window.
+        # What was sent continues while this process is in the window.
         self.window.poll(_LAST_SECONDS)
         self.window.drop()
 

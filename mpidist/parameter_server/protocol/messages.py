@@ -265,7 +265,7 @@ class CutDone(NamedTuple):
 
 
 class Build(NamedTuple):
-    """Coordinator to worker: make a resource, a value or a data set that stays on the worker.
+    """Coordinator to worker: make a resource, a value or a dataset that stays on the worker.
 
     Attributes:
         resource: Its number.

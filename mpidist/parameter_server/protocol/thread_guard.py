@@ -90,7 +90,7 @@ class OwnThreads:
     def in_this_process(self) -> Iterator[None]:
         """Local. Surround a function of the program: a child that it has forked ends with it.
 
-        It would go on as this process else, and speak to the other ranks in its name.
+        It would continue as this process else, and speak to the other ranks in its name.
         """
         error: BaseException | None = None
         try:

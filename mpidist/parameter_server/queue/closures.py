@@ -322,7 +322,7 @@ class Closures(Book):
         return actions
 
     def end_round(self) -> list[Action]:
-        """Local. Let updates count that wait for others, if there will be no others before the program goes on."""
+        """Local. Let updates count that wait for others, if there will be no others before the program continues."""
         return [*self._commit(self.versions.rest(self.in_flight + len(self._suspects)))]
 
     def _decide(self, number: int) -> list[Action]:

@@ -99,7 +99,7 @@ class Positions:
         """Local. All that workers have not read yet of an iterator, those of lost workers included.
 
         Raises:
-            CheckpointError: A worker has no data set with positions.
+            CheckpointError: A worker has no dataset with positions.
         """
         found = []
         for rank, place in self._places[number].items():

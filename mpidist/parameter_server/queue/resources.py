@@ -1,4 +1,4 @@
-"""Resources: values and data sets of which each worker has a copy of its own."""
+"""Resources: values and datasets of which each worker has a copy of its own."""
 
 from __future__ import annotations
 

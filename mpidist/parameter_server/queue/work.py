@@ -39,7 +39,7 @@ class Work(NamedTuple):
         captured: What the function names: in order, so that each names only what stands before it.
         named: What the arguments name, likewise.
         held: What must not be given back before the work has ended.
-        data: The iterators over workers' own data sets that it takes, as resources.
+        data: The iterators over workers' own datasets that it takes, as resources.
         label: The name of the function, for people.
     """
 
@@ -88,7 +88,7 @@ class Running(NamedTuple):
 
     Attributes:
         rank: The worker's.
-        closure: The number of the closure that it runs; 0 where it makes a value or a data set of its own.
+        closure: The number of the closure that it runs; 0 where it makes a value or a dataset of its own.
         attempt: The attempt of the closure.
         label: The name of the function.
         since: When it was begun; 0 where that is not known.

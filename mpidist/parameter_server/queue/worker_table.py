@@ -140,7 +140,7 @@ class WorkerTable:
         return any(worker.ended.isdisjoint(data) for worker in self.by_rank.values())
 
     def _may_take(self, worker: WorkerRecord, data: tuple[int, ...]) -> bool:
-        """Whether a worker's own data goes on; it may also try where no other one's does."""
+        """Whether a worker's own data continues; it may also try where no other one's does."""
         return worker.ended.isdisjoint(data) or not self.have_left(data)
 
     def start(self, now: float, versions: Versions) -> list[Start]:

@@ -137,7 +137,7 @@ class Cutting:
         return Ready(action, copies)
 
     def saved(self, block: ElementRange) -> None:
-        """Local. A block is saved: what waits for it may go on."""
+        """Local. A block is saved: what waits for it may continue."""
         self.live.pop(block, None)
         self.copied.pop(block, None)
 

@@ -1,4 +1,4 @@
-"""The iterator over a worker's own data set, which says when it has ended, and how far it has come."""
+"""The iterator over a worker's own dataset, which says when it has ended, and how far it has come."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OwnDataEnd(StopIteration):
 
 
 class NotMade(NamedTuple):
-    """The place of a value or a data set of a worker that could not be made."""
+    """The place of a value or a dataset of a worker that could not be made."""
 
     error: BaseException
 
@@ -39,8 +39,8 @@ class PassPart(NamedTuple):
 
     Attributes:
         pipelines: The number of workers among which the data was dealt when the pass began.
-        pipeline: The one of them whose data set has the elements.
-        start: The number of the first element in this data set's pass.
+        pipeline: The one of them whose dataset has the elements.
+        start: The number of the first element in this dataset's pass.
         stride: The distance to the next one: more than 1 where several workers share what one of them had left.
         pass_state: The pass itself, such as its number and the seeds of its order; as of an iterator's `state`, without
             the place in it. Empty for a pass that has not begun.
@@ -71,7 +71,7 @@ class PassPart(NamedTuple):
         """Local. Begin to read it.
 
         Args:
-            dataset: The data set that has the elements.
+            dataset: The dataset that has the elements.
 
         Raises:
             ValueError: It is another one than when the position was saved.
@@ -99,10 +99,10 @@ def pass_state_of(iterator: DatasetIterator) -> dict[str, int]:
 
 
 class OwnIterator(Iterator[Any]):
-    """The iterator of a worker over its own data set; it has all that the data set's iterator has.
+    """The iterator of a worker over its own dataset; it has all that the dataset's iterator has.
 
     Args:
-        dataset: The data set, from its beginning.
+        dataset: The dataset, from its beginning.
         parts: What it reads instead, one after another: each opens a part.
 
     Attributes:

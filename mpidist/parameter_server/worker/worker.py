@@ -140,7 +140,7 @@ class Worker(ServedHome, OwnThreads):
         return True
 
     def stop(self) -> None:
-        """Local. End what goes on beside closures; there are no more of them."""
+        """Local. End the work beside closures; there are no more of them."""
         self._ahead.end()
 
     def _send(self, message: Message) -> None:
@@ -219,7 +219,7 @@ class Worker(ServedHome, OwnThreads):
             # A function that uses what could not be made fails with the error of the making.
             raise found.error
         if kind == "dataset":
-            # A data set counts its passes: those of another function do not count.
+            # A dataset counts its passes: those of another function do not count.
             return Dataset(*found)
         return found
 

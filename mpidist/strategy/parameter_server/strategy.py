@@ -59,7 +59,7 @@ _LAST_SECONDS = 0.2  # for messages of the end, after a death
 class ParameterServerStrategy(Strategy):
     """Variables live on parameter servers. A coordinator hands functions to workers, which read and update them.
 
-    Collective. On the chief, and on an evaluator, the program goes on: it makes variables in `scope()` and gives
+    Collective. On the chief, and on an evaluator, the program continues: it makes variables in `scope()` and gives
     functions to a `ClusterCoordinator`. The ranks of workers and servers serve inside this constructor, and exit when
     the chief's program ends.
 
@@ -149,7 +149,7 @@ class ParameterServerStrategy(Strategy):
         for home in homes[1:]:
             home.set_strategy(self)
         if serve and ranks.size > 1:
-            # An evaluator goes on as well: it ends with the chief.
+            # An evaluator continues as well: it ends with the chief.
             needed = () if is_evaluator else (roles.chief, *roles.servers)
             others = (roles.group.processes[one] for one in needed if one != roles.group.rank)
             ending.tolerate_deaths(others, leads=self.chief is not None)
@@ -355,8 +355,8 @@ class ParameterServerStrategy(Strategy):
             with station.awaited(set(range(window.size)) - {window.rank}, "end the window"):
                 window.close()
             return
-        # What was sent goes on while this process is in the window. The window ends with the process: others wait for
-        # that, and would take a word of farewell for a life that goes on.
+        # What was sent continues while this process is in the window. The window ends with the process: others wait for
+        # that, and would take a word of farewell for a life that continues.
         window.poll(_LAST_SECONDS)
 
     def _end(self, *, is_collective: bool) -> None:

@@ -121,7 +121,7 @@ class ServedHome(Home, Protocol):
         ...
 
     def begin_cut(self, shares: Mapping[int, Any]) -> None:
-        """Local. Let the servers save their state of this moment, while it goes on to change.
+        """Local. Let the servers save their state of this moment, while it continues to change.
 
         Args:
             shares: By the ranks of servers, what each is to save: a picklable `serving.cut.Share`.

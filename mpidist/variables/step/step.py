@@ -133,7 +133,7 @@ class StepHeader:
         )
         try:
             if barrier is not None:
-                # From here on the others go on without this rank, if an exception takes it away.
+                # From here on the others continue without this rank, if an exception takes it away.
                 order.is_under_way = AT_ONCE
                 barrier()
             if self._compared or order.is_across:

@@ -208,7 +208,7 @@ def test_the_death_of_an_evaluator_does_not_end_the_training(tmp_path: Path) -> 
     text = result.stdout + result.stderr
     assert text.count("trained to the end") == 2, text
     assert text.count("the evaluator, has died; the training continues") == 1, text
-    assert "cannot go on" not in text, text
+    assert "cannot continue" not in text, text
     assert "has ended without" not in text, text
 
 

@@ -56,7 +56,7 @@ def test_an_exception_in_a_scope_or_a_replica_ends_the_job(tmp_path: Path) -> No
         "strategy.reduce('SUM', np.ones(3 + rank), axis=None)",
         "mpidist.MirroredStrategy(devices=['cpu:0'] * 7)",
         "try:\n    strategy.reduce('SUM', np.ones(3 + rank), axis=None)\nexcept ValueError as e:\n"
-        "    raise RuntimeError('cannot go on') from e",
+        "    raise RuntimeError('cannot continue') from e",
     ],
     ids=["mismatch", "devices", "chained"],
 )

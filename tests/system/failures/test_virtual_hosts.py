@@ -213,7 +213,7 @@ def test_survivors_of_a_death_on_another_host_end(virtual_hosts: Open, tmp_path:
     text = result.stdout + result.stderr
     assert result.returncode != 0
     dead = r"rank 3 of 4(?: \(process \d+ on n2\))?" if open_mpi else "a rank on another host"
-    told = set(re.findall(rf"mpidist: (rank \d) of \d on n\d cannot go on: {dead} terminated unexpectedly", text))
+    told = set(re.findall(rf"mpidist: (rank \d) of \d on n\d cannot continue: {dead} terminated unexpectedly", text))
     assert told, text
     if not open_mpi:
         assert told == {"rank 0", "rank 1"}, text
@@ -295,7 +295,7 @@ def test_in_a_large_job_all_hosts_hear_of_the_death_of_one(virtual_hosts: Open, 
     # spoken, and each of the two looks once a second.
     if not is_open_mpi(find_mpirun()):
         died = r"rank [23] of 6 \(process \d+ on n2\)"
-        assert re.search(rf"mpidist: rank [01] of 6 on n1 cannot go on: {died}", text), text
+        assert re.search(rf"mpidist: rank [01] of 6 on n1 cannot continue: {died}", text), text
 
 
 @pytest.mark.parametrize(("late", "speaker"), [((3,), "rank 2"), ((2, 3), "rank 4")], ids=["its host", "the next host"])
@@ -345,7 +345,7 @@ def test_a_death_on_another_host_has_a_name(virtual_hosts: Open, tmp_path: Path)
     text = result.stdout + result.stderr
     assert result.returncode != 0
     dead = rf"rank 2 of 3 \(process \d+ on {'n2' if open_mpi else 'n3'}\)"
-    assert re.search(rf"mpidist: rank 0 of 3 on n1 cannot go on: {dead} terminated unexpectedly", text), text
+    assert re.search(rf"mpidist: rank 0 of 3 on n1 cannot continue: {dead} terminated unexpectedly", text), text
     assert "a rank on another host" not in text
 
 

@@ -30,7 +30,7 @@ from mpidist.options import WindowOptions
 
 # The sizes of MPI's calls are ints of 32 bits.
 _PIECE_BYTES = 1 << 30
-# Tags. Between nodes a get or put goes on only while its target is in MPI: who begins one, and ends it, says so. Rows
+# Tags. Between nodes a get or put continues only while its target is in MPI: who begins one, and ends it, says so. Rows
 # are asked for there, and given.
 _MESSAGE, _COMES, _GOES, _ASKS, _GIVES = range(5)
 # After the last message. No `sched_yield` here: on a busy machine the others keep the core for milliseconds then, while
@@ -251,7 +251,7 @@ class RmaWindow(Window):
         self._go_on_with(sending)
 
     def _go_on(self) -> None:
-        """Let MPI go on with what was sent, and give back what is complete."""
+        """Let MPI make progress with what was sent, and release what is complete."""
         for sending in self._sending.values():
             if sending:
                 self._go_on_with(sending)

@@ -49,7 +49,7 @@ class JoinFile(NamedTuple):
 
 
 class WrittenFile:
-    """The file of a job that goes on.
+    """The file of a job that continues.
 
     Local. Args:
         directory: For the file; made where it is missing.
@@ -58,7 +58,7 @@ class WrittenFile:
 
     Raises:
         OSError: It cannot be written; the directory is another user's, or others may write there; or the job of a file
-            that is there goes on.
+            that is there continues.
     """
 
     def __init__(self, directory: Path, content: JoinFile, here: Address) -> None:
