@@ -139,8 +139,10 @@ class FixedAttributes:
         near = get_close_matches(name, self._assignable, 1)
         if near:
             return f"did you mean {near[0]!r}?"
-        may_be = f"These may be set: {', '.join(sorted(self._assignable))}. " if self._assignable else ""
-        return f"{may_be}Settings are arguments of the constructor: make another object"
+        way_out = "settings are arguments of the constructor: make another object"
+        if not self._assignable:
+            return way_out
+        return f"only {', '.join(sorted(self._assignable))} may be set; {way_out}"
 
 
 def _is_ours(kind: type) -> bool:

@@ -58,7 +58,7 @@ def test_an_attribute_that_does_nothing_is_refused(kind: str, tmp_path: Path) ->
     assert not hasattr(made, "max_to_kepp")
     public = {name for name in vars(made) if not name.startswith("_")}
     for name in public - made._assignable:
-        with pytest.raises(AttributeError, match=rf"^{kind}\.{name} cannot be set, it is fixed when"):
+        with pytest.raises(AttributeError, match=rf"^{kind}\.{name} cannot be set, since it is fixed when"):
             setattr(made, name, getattr(made, name))
     # Known to subclasses of programs, too.
     assert public <= made._fixed | made._assignable
@@ -80,7 +80,7 @@ def test_an_attribute_that_does_nothing_is_refused(kind: str, tmp_path: Path) ->
         ("clip_norm", "`clipnorm` is an argument of SGD"),
         ("weight_decay", "`weight_decay` is an argument of SGD"),
         ("use_emma", "`use_ema` is an argument of SGD"),
-        ("beta_1", r"These may be set: iterations, learning_rate, name\. Settings are arguments"),
+        ("beta_1", "only iterations, learning_rate, name may be set; settings are arguments"),
         ("options", "it is fixed when the object is created"),
         ("kernel", "it is fixed when the object is created"),
     ],

@@ -28,4 +28,4 @@ class Finding:
 
     def __str__(self) -> str:
         lines = [f"{self.state:5} {self.subject:18} {self.text}"]
-        return "\n".join([*lines, *([f"{'':24} mend: {self.mend}"] if self.mend else [])])
+        return "\n".join([*lines, *([f"{'':24} fix: {self.mend}"] if self.mend else [])])
