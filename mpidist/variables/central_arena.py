@@ -33,7 +33,7 @@ class CentralArena(Arena):
         replicas: The strategy's ranks, and the ways they communicate.
         shared: See `Arena`.
         on_gpu: Variables and state are on this rank's GPU.
-        copies: Of variables in host memory, where this rank computes on a GPU; else None.
+        copies: The copies of variables in host memory, where this rank computes on a GPU; otherwise None.
     """
 
     def __init__(
