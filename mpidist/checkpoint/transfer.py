@@ -158,6 +158,7 @@ def write_arrays(
             if own is not None:
                 error = _hand_over(communicator, descriptor, offset, own, error)
         if error is None:
+            # Each rank syncs what it has written: the file is marked as complete only after all of them.
             try:
                 os.fsync(descriptor)
             except OSError as caught:

@@ -139,6 +139,7 @@ class DirectoryLock:
             if holder is None:
                 if _create(self.path, me):
                     break
+                # Another process was quicker: look which one.
                 continue
             if self._held is not None:
                 # This process was silent for so long that another job took it for dead. Taking the lock back would

@@ -159,6 +159,8 @@ def complete(blank: Blank, checksums: Sequence[int]) -> None:
         size = os.fstat(descriptor).st_size
         if size != blank.file_bytes:
             raise CheckpointError(f"expected {blank.path!r} to have {blank.file_bytes} bytes, got {size}; save again")
+        # The mark has the checksum of index and table: if a crash leaves a part of the three, it does not fit, and the
+        # file counts as interrupted or damaged.
         write_at(descriptor, table, blank.checksums_offset)
         write_at(descriptor, mark, blank.complete_offset)
         os.fsync(descriptor)

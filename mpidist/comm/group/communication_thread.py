@@ -87,6 +87,8 @@ class CommunicationThread:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
+        # The program's thread waits for it. The thread of this object alone changes `_done_count`, the program's thread
+        # the other two counts.
         self._changed = threading.Condition()
         self._done_count = 0
         self._begun_count = 0

@@ -213,6 +213,7 @@ class MpiCommunicator(Communicator):
                 looks = 0
                 while look is not None and not request.Test():
                     looks += 1
+                    # The rank that is waited for may need this core.
                     os.sched_yield()
                     if looks % _LOOKS == 0:
                         look()

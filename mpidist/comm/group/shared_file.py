@@ -76,6 +76,7 @@ class SharedFile:
             self.descriptor = -1 if has_name else _open_nameless(folder)
         if folder is not None and self.descriptor < 0:
             self._path = folder / f"mpidist-{os.urandom(8).hex()}"
+            # Exclusive: never a file or a link that another user has put into a directory to which all may write.
             self.descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         status = os.fstat(self.descriptor)
         through = f"/proc/{os.getpid()}/fd/{self.descriptor}"

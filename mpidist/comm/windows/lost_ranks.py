@@ -39,6 +39,7 @@ class Losses:
 
     def dead(self) -> frozenset[int]:
         """Local. The ranks that are known to be dead."""
+        # Counted before the copy: a death that is noted between the two is read again at the next call.
         known = len(WATCH.dead)
         if known != self._known:
             dead = WATCH.dead.copy()

@@ -111,6 +111,7 @@ class RmaWindow(Window):
         self._visitors: set[int] = set()
         self._status = MPI.Status()
         self._heard = time.monotonic()
+        # No rank asks for an exclusive lock, so MPI need not check. The epoch lasts while the window is open.
         win.Lock_all(MPI.MODE_NOCHECK)
         communicator.barrier()
 
@@ -185,6 +186,7 @@ class RmaWindow(Window):
             now = time.monotonic()
             if found is not None:
                 self._heard = now
+                # What the sender has put into this heap before its message must be visible to loads from now on.
                 self._win.Sync()
                 return found
             if end is None:

@@ -71,6 +71,7 @@ class _Watch:
         self._losses = losses
         self._count = count
         self._is_leaving = False
+        # Set when the last connection has ended.
         self._is_empty = threading.Event()
         self.is_ready = threading.Event()
         if not count:
