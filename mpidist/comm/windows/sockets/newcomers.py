@@ -102,8 +102,8 @@ class Desk:
     def __init__(self, here: Address | None = None) -> None:
         self._here = here
         self._waiting: deque[Request] = deque()
-        # For `_is_closed` and `_waiting`: a request that comes while this closes is refused by `close` or by `serve`. It
-        # would wait without end otherwise.
+        # For `_is_closed` and `_waiting`: a request that comes while this closes is refused by `close` or by `serve`.
+        # It would wait without end otherwise.
         self._lock = threading.Lock()
         self._is_closed = False
 
