@@ -1,4 +1,4 @@
-"""The farewell: ranks that end their programs together wait for each other before MPI is finalized."""
+"""The shutdown barrier: ranks that end their programs together wait for each other before MPI is finalized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decision whether a job that has saved its last checkpoint is queued again, and the steps by which it goes."""
+"""The decision whether a job that has saved its last checkpoint is requeued, and its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's look at the ranks of a job: where they are, how they speak with each other, and how fast."""
+"""The doctor's look at the ranks of a job: where they are, how they communicate, and how fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in a job script: the traps that cost people a night, each with the line that mends it."""
+"""Mistakes in a job script: the traps that cost people a night, each with the line that fixes it."""
 
 from __future__ import annotations
 

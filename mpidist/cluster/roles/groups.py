@@ -1,4 +1,4 @@
-"""Groups: the ranks that train together, and the evaluator, which is alone and hears when they have ended."""
+"""Groups: the ranks that train together, and the evaluator, which is alone and is told when they have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Slurm job of this process: when it ends, how often it was started again, and how it is queued again."""
+"""The Slurm job of this process: when it ends, how often it was restarted, and how it is requeued."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _Make = Callable[[], "AnyArray | Drawn"]
 
 
 class Cell(NamedTuple):
-    """A variable in one place that is to be made.
+    """A new variable in one place.
 
     Attributes:
         name: For people.

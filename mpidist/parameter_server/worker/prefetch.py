@@ -1,4 +1,4 @@
-"""Pulling ahead: while a function computes, a thread pulls what the worker's next function will probably read.
+"""Prefetching: while a function computes, a thread pulls what the worker's next function will probably read.
 
 That is what the same function read when it last ran here; a wrong guess costs time only. What is pulled ahead holds all
 that was applied when the next function was sent here: all updates of functions that ran here, but those of the one that

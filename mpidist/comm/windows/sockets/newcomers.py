@@ -1,4 +1,4 @@
-"""The desk: one rank's place for processes that join a window later, and ask for a rank.
+"""Processes that join a window later: one rank takes their requests, and gives each a rank.
 
 A process that has proved at the door that it knows the secret says who it is, and waits for its answer here, in a
 thread of its own: it holds up nobody, also when it dies.
