@@ -164,7 +164,6 @@ class DeathWatch:
                 # An old kernel, or no descriptor left.
                 self._lives.add(process.number, functools.partial(self._note, process, name))
                 continue
-            # Entered before it is registered: the thread that polls looks it up at once where the process has ended.
             self._watched[descriptor] = (process, name)
             poll.register(descriptor, select.EPOLLIN)
 
@@ -174,7 +173,6 @@ class DeathWatch:
 
     def end(self, process: Process) -> None:
         """Local. Kill a process that is watched and has not ended; nothing if it is none."""
-        # A copy: the thread that polls removes a process that ends meanwhile.
         for descriptor, (watched, _) in self._watched.copy().items():
             if watched == process:
                 # The descriptor is of this process, and of no later one with its number.
@@ -372,7 +370,6 @@ class DeathWatch:
                     continue
                 process, name = self._watched.pop(descriptor)
                 poll.unregister(descriptor)
-                # First the descriptor, then the news: those that get the news ask `how_ended` for the cause.
                 self._ended[process] = descriptor
                 self._note(process, name)
 

@@ -223,7 +223,7 @@ def check_chosen(chosen: object, communicator: Communicator) -> None:
         communicator: The strategy's ranks.
 
     Raises:
-        TypeError, ValueError: As `chosen_collective.take_collective`.
+        TypeError, ValueError: See `chosen_collective.take_collective`.
     """
     if isinstance(chosen, CrossDeviceOps):
         return
@@ -259,7 +259,7 @@ def collective_of(
         owner: The strategy's number.
 
     Raises:
-        ValueError: As `chosen_collective.take_collective`.
+        ValueError: See `chosen_collective.take_collective`.
     """
     if isinstance(chosen, CrossDeviceOps):
         return chosen.bind(communicator, options, owner)
