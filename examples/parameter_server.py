@@ -6,7 +6,7 @@
 
 TF_CONFIG tells the roles. Without it the first rank is the coordinator, the last ones are two servers and, if asked
 for, the evaluator; all others are workers. A process without a launcher is all of them. With --directory a run that is
-started again goes on from its last checkpoint. With --kill-one a worker dies by SIGKILL in a step, which another runs
+started again continues from its last checkpoint. With --kill-one a worker dies by SIGKILL in a step, which another runs
 again: use the line that the third command prints, else the launcher ends the others, too.
 """
 
@@ -90,7 +90,7 @@ def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill
             click.echo(f"evaluator: {Path(path).name}, step {int(applied)}, test accuracy {network.accuracy():.4f}")
         return
     if kill_one and len(strategy.roles.workers) < 2:
-        raise click.UsageError("--kill-one needs another worker, which goes on: start 6 ranks")
+        raise click.UsageError("--kill-one needs another worker, which takes over: start 6 ranks")
 
     total = epochs * STEPS_PER_EPOCH
     optimizer = mpidist.optimizers.SGD(mpidist.optimizers.CosineDecay(0.2, total), momentum=0.5)
@@ -126,7 +126,7 @@ def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill
     batches = iter(coordinator.create_per_worker_dataset(make_batches))
     with strategy.scope(), mpidist.observe.Progress(total, description="training", initial=first) as progress:
         found = f"workers: {len(strategy.roles.workers)}, servers: {len(strategy.roles.servers)}"
-        progress.write(f"{found}, goes on after step {first}" if first else found)
+        progress.write(f"{found}, continues after step {first}" if first else found)
         for epoch in range(first // STEPS_PER_EPOCH, epochs):
             for number in range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH):
                 coordinator.schedule(step, args=(batches, number))

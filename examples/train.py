@@ -6,7 +6,7 @@
     mpirun -n 4 python examples/train.py --checkpoint-dir checkpoints --plot curve.png
 
 The data are the 1797 digits of scikit-learn, or those of --data: an .npz or .h5 file with `x_train`, `y_train`,
-`x_test` and `y_test`. With --checkpoint-dir a run that was killed goes on from its last checkpoint when it is started
+`x_test` and `y_test`. With --checkpoint-dir a run that was killed continues from its last checkpoint when it is started
 again, on any number of ranks, and ends with the result of an undisturbed run. A run that is about to be ended, by
 SIGTERM, SIGUSR1 or Slurm's time limit, saves first; with --requeue Slurm starts it again. With --device gpu each rank
 computes on a GPU of its own, with CuPy arrays.

@@ -13,10 +13,10 @@ Importing this package starts no MPI. Without a launcher a program has one repli
   `CentralStorageStrategy`, `ParameterServerStrategy`; `get_strategy()` is the current one.
 - In a strategy: `scope()`, `run()`, `reduce()`, `gather()`, `experimental_distribute_dataset()`.
 - What spans ranks: `Variable`, `Module`, `optimizers`, `metrics`, `data.Dataset`.
-- What outlives a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
+- What survives a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
 - Who takes part: `cluster_resolver`; `mpidist doctor` on the command line says what is missing.
 
-The first line of a docstring says who must call: *Collective* (every rank, in one order), *Local* (whoever likes, it
+The first line of a docstring says who must call: *Collective* (every rank, in one order), *Local* (any rank, it
 communicates with nobody) or *Root only* (rank 0).
 
 The guides are in `docs/`; `docs/architecture.md` says how the package is built.

@@ -34,7 +34,7 @@ def number(argument: str, value: Any, *, least: float = -math.inf, most: float =
     if math.isfinite(given) and least <= given <= most:
         return given
     if most < math.inf:
-        limits = f"must be from {least} to {most}"
+        limits = f"must be between {least} and {most}"
     elif least > -math.inf:
         limits = "must not be negative" if least == 0 else f"must be at least {least}"
     else:
@@ -73,7 +73,7 @@ def flag(argument: str, value: Any, *, owner: str = "") -> bool:
     Args:
         argument: The name of the caller's argument, for the error.
         value: A bool of Python or NumPy.
-        owner: As for `whole`.
+        owner: See `whole`.
 
     Raises:
         TypeError: `value` is neither True nor False.
@@ -121,7 +121,7 @@ def settings_of(given: object) -> str:
     """Local. An object with those of its values that are not the defaults, the same text on every rank.
 
     Args:
-        given: Of one that is no dataclass only the class is known.
+        given: The object; without a dataclass only its class is known.
     """
     values = [
         f"{field.name}={value.item() if hasattr(value, 'item') else value!r}"

@@ -57,7 +57,7 @@ def gpu_namespace() -> Any:
     """Local. The module `cupy`. It is loaded already where a GPU is bound or a CuPy array exists."""
     if "cupy" not in sys.modules:
         raise RuntimeError(
-            "arrays on a GPU need CuPy and a GPU that is bound, and there is none: name it by devices=['GPU:0'], or by "
+            "arrays on a GPU need CuPy and a bound GPU, but no GPU is bound: select one with devices=['GPU:0'] or "
             "MPIDIST_DEVICE=gpu"
         )
     return sys.modules["cupy"]

@@ -34,7 +34,7 @@ def is_array(value: object) -> bool:
 
 
 def has_children(value: object) -> bool:
-    """Local. Whether a walk goes on in `value`: a container, or an object with attributes that may be the user's."""
+    """Local. Whether a walk continues in `value`: a container, or an object with attributes that may be the user's."""
     if isinstance(value, (*CONTAINERS, *SETS)):
         return True
     kind = type(value)
@@ -105,7 +105,7 @@ class FixedAttributes:
         """Local. Refuse assignments from now on: the last line of a constructor.
 
         Args:
-            owner: The class of the constructor. A constructor that extends it goes on afterwards, and settles itself.
+            owner: The class of the constructor. A constructor that extends it continues afterwards, and settles itself.
         """
         last = next(kind for kind in type(self).__mro__ if _is_ours(kind) and "__init__" in vars(kind))
         if last is owner:
@@ -129,10 +129,9 @@ class FixedAttributes:
         if not has_it and not is_ours:
             return
         has_it = has_it or name in vars(self)
-        reason = "it is fixed when the object is made" if has_it else "there is no attribute of this name"
+        reason = "it is fixed when the object is created" if has_it else "it does not exist"
         raise AttributeError(
-            f"{type(self).__name__}.{name} cannot be set, {reason}, and the value would do nothing: "
-            f"{self._way_out(name)}"
+            f"{type(self).__name__}.{name} cannot be set, since {reason}: {self._way_out(name)}"
         )
 
     def _way_out(self, name: str) -> str:
@@ -140,8 +139,10 @@ class FixedAttributes:
         near = get_close_matches(name, self._assignable, 1)
         if near:
             return f"did you mean {near[0]!r}?"
-        may_be = f"What may be set is {', '.join(sorted(self._assignable))}. " if self._assignable else ""
-        return f"{may_be}Settings are arguments of the constructor: make another object"
+        way_out = "settings are arguments of the constructor: make another object"
+        if not self._assignable:
+            return way_out
+        return f"only {', '.join(sorted(self._assignable))} may be set; {way_out}"
 
 
 def _is_ours(kind: type) -> bool:

@@ -43,14 +43,14 @@ def note_role(rank: int | None, training_has_ended: Callable[[], bool] | None = 
 
     Args:
         rank: This process's rank in its group. None: the job is one group, in the launcher's order.
-        training_has_ended: On an evaluator's rank: whether the program of the chief has come to its end.
+        training_has_ended: On an evaluator's rank: whether the program of the chief has ended.
     """
     _role.rank = rank
     _role.training_has_ended = training_has_ended
 
 
 def training_has_ended() -> bool:
-    """Local. On an evaluator's rank: whether the chief that trains has come to its end; False on any other."""
+    """Local. On an evaluator's rank: whether the chief that trains has ended; False on any other."""
     return _role.training_has_ended is not None and _role.training_has_ended()
 
 

@@ -53,7 +53,7 @@ class IndexedSlices:
                 )
             if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < shape[0]:
                 raise ValueError(
-                    f"`indices` must be from 0 to {shape[0] - 1}, got {int(indices.min())} to {int(indices.max())}"
+                    f"`indices` must be between 0 and {shape[0] - 1}, got {int(indices.min())} to {int(indices.max())}"
                 )
 
     @property

@@ -7,7 +7,7 @@ from typing import NoReturn
 _SYNCHRONOUS = "`mpidist.MultiWorkerMirroredStrategy`, which trains on all ranks at the same time"
 _NO_TPU = f"{_SYNCHRONOUS}; there are no TPUs here"
 _LAUNCHED = "nothing: drop the line, the launcher says who takes part and connects the ranks"
-_FILES = "`mpidist.data.Dataset.from_files(files, reader)` with a reader of your own for this kind of file"
+_FILES = "`mpidist.data.Dataset.from_files(files, reader)` with your own reader for this kind of file"
 _SLICES = "`mpidist.data.Dataset.from_tensor_slices`"
 _ARRAY = "`numpy.asarray`: values are plain arrays"
 
@@ -15,7 +15,7 @@ _ARRAY = "`numpy.asarray`: values are plain arrays"
 INSTEAD = {
     "Adafactor": (
         "`mpidist.optimizers.Adam`, or a `mpidist.optimizers.Kernel` of your own: Adafactor keeps sums of rows and "
-        "columns, and state here is of elements, which ranks share out"
+        "columns, which the element-wise state of optimizers here cannot hold"
     ),
     "CollectiveAllReduceStrategy": _SYNCHRONOUS,
     "FixedLengthRecordDataset": _FILES,

@@ -143,7 +143,7 @@ class CommunicationOptions:
         compression: An approximate way for optimizers to sum gradients, for example `PowerSGD(rank=4)`; see
             `mpidist.comm.compression.compression.Compression`. Variables are then private to each rank, as with an
             `implementation`. A checkpoint of an optimizer holds the errors that compression has left on each rank, of
-            the size of a gradient per rank. So a program goes on bit for bit on as many ranks; on another number of
+            the size of a gradient per rank. So a program continues bit for bit on as many ranks; on another number of
             ranks only the sum of these errors is kept.
     """
 

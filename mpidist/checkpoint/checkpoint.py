@@ -122,7 +122,7 @@ class Checkpoint(NestedCheckpoint):
     def pending(self) -> Status | None:
         """Local. The status of the last restore while some of its values wait for their objects, else None.
 
-        Also of one that has failed half-way: then nothing is saved until a restore has come to its end.
+        Also of one that has failed half-way: then nothing is saved until a restore has ended.
         """
         return self._pending
 
@@ -183,7 +183,7 @@ class Checkpoint(NestedCheckpoint):
             When the file got its name, in seconds since 1970; the same on every rank.
 
         Raises:
-            OSError, CheckpointError, MismatchError, ValueError: As `save`.
+            OSError, CheckpointError, MismatchError, ValueError: See `save`.
             RuntimeError: This rank is in the middle of a call, and a signal handler or another thread saves.
         """
         if self._pending is not None:
@@ -223,7 +223,7 @@ class Checkpoint(NestedCheckpoint):
             The path.
 
         Raises:
-            OSError, CheckpointError, MismatchError, ValueError: As `save`.
+            OSError, CheckpointError, MismatchError, ValueError: See `save`.
         """
         name = file_of(path)
         self.save_found(self.find_objects(), name, DirectoryWork((partial(remove_temporaries, name),)))
@@ -359,6 +359,6 @@ class Saves:
         if changed:
             logger.warning(
                 "checkpoint %r does not hold %s: plain numbers, which have changed since the Checkpoint was made. Make "
-                "a number that shall be restored a mpidist.Variable, or give the object that has it `state` and "
-                "`load_state`", path, listed(sorted(changed)),
+                "each number that must be restored a mpidist.Variable, or give its object `state` and `load_state`",
+                path, listed(sorted(changed)),
             )

@@ -44,7 +44,7 @@ def checkpoints_iterator(
     pass `restore`: each checkpoint is restored before its path is yielded, and one that is gone is passed over. Then
     the iterator is Collective over the ranks of these objects, and rank 0 looks for all.
 
-    On the rank of an evaluator the iterator ends with the training: when the chief's program comes to its end, the last
+    On the rank of an evaluator the iterator ends with the training: when the chief's program ends, the last
     checkpoint is yielded, if it is new, without regard to `min_interval_secs`. Elsewhere only `timeout` ends it.
 
     Args:
@@ -88,13 +88,13 @@ def follow(
     """Local. See `checkpoints_iterator`, whose arguments are the first four; with `restore` Collective.
 
     Args:
-        directory: As `checkpoint_dir`.
-        interval: As `min_interval_secs`.
-        limit: As `timeout`.
-        timeout_fn: As there.
+        directory: See `checkpoint_dir`.
+        interval: See `min_interval_secs`.
+        limit: See `timeout`.
+        timeout_fn: See `checkpoints_iterator`.
         clock: Tells the seconds, and is never set.
         nap: Lets so many of them pass.
-        restore: As there.
+        restore: See `checkpoints_iterator`.
     """
     group: Communicator = SoloCommunicator() if restore is None else restore.find_objects().group()
     step = f"looking for checkpoints in {directory!r}"
@@ -138,13 +138,14 @@ def _look(directory: str) -> tuple[str | None, object]:
     try:
         path = latest_checkpoint(directory)
     except DamagedCheckpointError as error:
-        # The next save writes the state file anew.
+        # The next save writes the state file again.
         _warn_once(str(error))
         path = None
     if path is None and os.path.exists(directory) and not os.path.isdir(directory):
         raise NotADirectoryError(
-            errno.ENOTDIR, "no checkpoint can come to a file: expected the directory to which they are saved, or where "
-            "it will be made; one checkpoint is read by Checkpoint.restore", directory
+            errno.ENOTDIR,
+            "a file cannot receive new checkpoints: expected the directory to which they are saved, or its future "
+            "path. To read one checkpoint use Checkpoint.restore", directory
         )
     if path is None:
         return None, None
@@ -169,7 +170,7 @@ def _is_restored(checkpoint: Checkpoint, group: Communicator, path: str, mark: o
     except (FileNotFoundError, CheckpointError) as error:
         if on_first_rank(group, f"looking for {path!r}", lambda: _mark(path)) == mark:
             raise
-        logger.info("%s is gone, since the training has saved newer ones: %s", path, str(error))
+        logger.info("%s was deleted, since the training has saved newer ones: %s", path, str(error))
         return False
     return True
 

@@ -95,7 +95,7 @@ class CheckpointManager(FixedAttributes):
         if step_counter is not None and not callable(getattr(step_counter, "value", None)):
             raise TypeError(f"`step_counter` must be a variable that counts steps, got {described(step_counter)}")
         if not isinstance(checkpoint_name, str):
-            raise TypeError(f"`checkpoint_name` must be a text, got {described(checkpoint_name)}")
+            raise TypeError(f"`checkpoint_name` must be a string, got {described(checkpoint_name)}")
         if os.sep in checkpoint_name or not checkpoint_name:
             raise ValueError(
                 f"`checkpoint_name` must be a plain file name, got {checkpoint_name!r}. A directory is for `directory`"
@@ -155,7 +155,7 @@ class CheckpointManager(FixedAttributes):
         """Collective. Save the next checkpoint, and delete the oldest ones beyond `max_to_keep`.
 
         A manager deletes only what managers with its `checkpoint_name` have saved to the directory. Where the state
-        file does not name a checkpoint that is there, as after its loss, the numbers go on behind that one's.
+        file does not name a checkpoint that is there, as after its loss, the numbers continue behind that one's.
 
         Args:
             checkpoint_number: Number in the file's name, an integer or a variable that holds one; default: the number
@@ -231,7 +231,7 @@ class CheckpointManager(FixedAttributes):
                 if name == names[-1]:
                     raise
                 if group.rank == 0:
-                    logger.warning("%s. Going on with the one before", str(error))
+                    logger.warning("%s. Continuing with the previous checkpoint", str(error))
                 continue
             self._last_step = self._step()
             if self._state.latest is None:
@@ -299,7 +299,7 @@ class CheckpointManager(FixedAttributes):
     def _require_place(self) -> None:
         place = os.path.abspath(self._directory)
         if place != self._place:
-            # It would delete old checkpoints of whoever saves there.
+            # It would delete old checkpoints of another job that saves there.
             raise CheckpointError(
                 f"`directory` {self._directory!r} of a CheckpointManager was expected to be {self._place!r} as when it "
                 f"was made, got {place!r}: the program has changed its working directory. Pass an absolute path"
@@ -319,8 +319,8 @@ class CheckpointManager(FixedAttributes):
         # and ended.
         if self._lock.acquire() and self._present(read_state(self._directory, self._state)) != self._state:
             raise CheckpointError(
-                f"another job has saved its checkpoints to {self._directory!r} while this one waited for the lock, and "
-                "has ended: nothing was saved. Save again to go on behind them, or save to another directory"
+                f"another job saved checkpoints to {self._directory!r} and ended while this one waited for the lock: "
+                "nothing was saved. Save again to continue after its checkpoints, or save to another directory"
             )
 
     def _decide(self, step: int | None, check_interval: bool) -> tuple[bool, int, DirectoryState]:

@@ -130,17 +130,17 @@ class Status:
             raise mark_shared(CheckpointError(
                 f"the restore of {self._name()} has failed half-way: saving now would mix its values with those from "
                 "before. Restore it again, or another one. Call `end_waiting()` on `checkpoint.pending` instead if the "
-                "objects are to keep the values that they have"
+                "objects should keep their values"
             ))
         if self._file is None or not self.waits():
             return
         late = new_paths(found, self._file, self._restored, self.number)
         if late:
             raise mark_shared(CheckpointError(
-                f"{self._name()} still holds values for {listed(late)}, which came after `restore`: saving now would "
-                "lose these values. Call `restore_new()` on what `restore` returned (also in `checkpoint.pending`) as "
-                "soon as new objects are made; attributes of a mpidist.Module do not need that. Call `end_waiting()` "
-                "instead if the objects are to keep the values that they have"
+                f"{self._name()} still holds values for {listed(late)}, which were created after `restore`: saving now "
+                "would lose these values. Call `restore_new()` on what `restore` returned (also in "
+                "`checkpoint.pending`) as soon as new objects are made; attributes of a mpidist.Module do not need "
+                "that. Call `end_waiting()` instead if the objects should keep their values"
             ))
 
     def attribute_set(self, value: object) -> None:
@@ -195,8 +195,8 @@ class Status:
             self._left.update(others)
             if (lacking or others) and communicator.rank == 0:
                 logger.warning(
-                    "%s is of other variables than %r: what it lacks begins anew (%s), what it has beside them is left "
-                    "(%s)", self._name(), path, listed(lacking), listed(others),
+                    "%s was saved for other variables than %r has: what it lacks starts from initial values (%s), what "
+                    "else it holds is ignored (%s)", self._name(), path, listed(lacking), listed(others),
                 )
         self._restored.update(match.variables, match.states)
         self._used |= names
@@ -217,7 +217,7 @@ class Status:
         # A number where the object expects a dictionary, for instance.
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{self._name()} holds for {path!r} what its {type(state).__name__} cannot take back: "
+                f"{self._name()} holds for {path!r} a state that its {type(state).__name__} cannot load: "
                 f"{type(error).__name__}: {error}. Build the object as it was when the checkpoint was saved"
             ) from error
 
@@ -234,7 +234,7 @@ class Status:
         unused = self._unused()
         if unused:
             raise AssertionError(
-                f"{self._name()} holds what no object has taken: {listed(unused)}. To restore only a part, use "
+                f"{self._name()} holds values that no object has taken: {listed(unused)}. To restore only a part, use "
                 "assert_existing_objects_matched()"
             )
         return self

@@ -183,7 +183,7 @@ def write_cut(
     Raises:
         OSError: The chief, or a server, cannot write.
         DeadRankError: A server is dead.
-        CheckpointError, ValueError: As `Checkpoint.save`.
+        CheckpointError, ValueError: See `Checkpoint.save`.
     """
     communicator = SoloCommunicator()
     plan = _Plan(find(), count)

@@ -78,7 +78,7 @@ def write_checkpoint(
             order.show_call()
             dealt = deal(records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)))
             checksums, error = write_arrays(communicator, blank, arrays, dealt)
-            # No rank goes on before every rank has synced its share: only then may the mark of a whole file be written.
+            # No rank continues before every rank has synced its share: only then may the file be marked as complete.
             everyone = exchange(communicator, f"writing checkpoint {path!r}", checksums, error)
             order.compare_across()
         return on_first_rank(
@@ -132,7 +132,7 @@ def write_arrays(
 ) -> tuple[Checksums, Exception | None]:
     """Collective. Write this rank's share and sync it; returns its checksums by number, and what went wrong.
 
-    A rank that fails goes on with opening the arrays, which is collective: the other ranks wait in it.
+    A rank that fails continues with opening the arrays, which is collective: the other ranks wait in it.
     """
     checksums: Checksums = {}
     error: Exception | None = None
@@ -158,6 +158,7 @@ def write_arrays(
             if own is not None:
                 error = _hand_over(communicator, descriptor, offset, own, error)
         if error is None:
+            # Each rank syncs what it has written: the file is marked as complete only after all of them.
             try:
                 os.fsync(descriptor)
             except OSError as caught:
@@ -278,7 +279,7 @@ def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: Direct
     except FileNotFoundError as error:
         raise FileNotFoundError(
             errno.ENOENT, f"{path!r} was not written: its temporary file is gone. Another job has begun to write to "
-            "the same file, or somebody has deleted it. Write to a file of another name"
+            "the same file, or the file was deleted. Write to a file of another name"
         ) from error
     try:
         sync_directory(os.path.dirname(path))

@@ -42,7 +42,7 @@ def main() -> None:
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Number of ranks.")
-@click.option("--fault-tolerant", is_flag=True, help="Other ranks live on after the death of one.")
+@click.option("--fault-tolerant", is_flag=True, help="Other ranks survive the death of one.")
 @click.option("--hosts", default="", metavar="A,N[1-3],...", help="Hosts to run on; default: this one, or Slurm's.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def print_launch_line(ranks: int, fault_tolerant: bool, hosts: str, command: tuple[str, ...]) -> None:
@@ -77,7 +77,8 @@ def _hosts(text: str) -> list[str]:
     numbered = next((name for name in names if ":" in name), None)
     if numbered is not None:
         raise click.BadParameter(
-            f"expected names of hosts, got {numbered!r}. Leave the number of ranks out: they are dealt to the hosts",
+            f"expected names of hosts, got {numbered!r}. Leave the number of ranks out: they are distributed over the "
+            "hosts",
             param_hint="'--hosts'",
         )
     return names
@@ -106,8 +107,8 @@ def print_findings(scripts: tuple[Path, ...]) -> None:
 @click.option("--cpus-per-task", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--time", default="01:00:00", show_default=True, help="The job's limit, in a form of Slurm's.")
 @click.option("--job-name", default="", help="Default: the program's name.")
-@click.option("--requeue", is_flag=True, help="The job may be queued again, and gets SIGUSR1 before its end.")
-@click.option("--site", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A site's needs, as TOML.")
+@click.option("--requeue", is_flag=True, help="Slurm may requeue the job, and sends SIGUSR1 before its end.")
+@click.option("--site", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Site settings, as TOML.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def print_script(  # noqa: PLR0913  # the options of a job
     nodes: int,
@@ -150,7 +151,7 @@ def join_job(directory: str) -> None:
     """Join a running job of parameter servers as a worker, in the place of one that is lost.
 
     The job's program has ParameterServerStrategy(join_directory=DIRECTORY). The exit code is that of its chief, 0 where
-    that has come to its end, and 1 where the job refuses this worker, or is gone.
+    that has ended, and 1 where the job refuses this worker, or is gone.
     """
     try:
         # By name: it loads NumPy.
@@ -160,11 +161,11 @@ def join_job(directory: str) -> None:
     sys.exit(code)
 
 
-@main.command("doctor", short_help="Look at this machine and at the ranks; say what is wrong, and what mends it.")
+@main.command("doctor", short_help="Check this machine and the ranks; say what is wrong, and how to fix it.")
 @click.option("--json", "as_json", is_flag=True, help="For programs, and for tickets.")
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums.")
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")
-@click.option("--clean", is_flag=True, help="Remove what killed jobs of MPICH have left in /dev/shm.")
+@click.option("--clean", is_flag=True, help="Remove files that killed jobs of MPICH have left in /dev/shm.")
 def print_diagnosis(as_json: bool, measure: bool, seconds: float, clean: bool) -> None:
     """Look at this machine, and under mpirun or srun at the ranks; say what is wrong, and the line that mends it.
 

@@ -46,7 +46,7 @@ class Children:
         # No descriptor left: the children go without Ctrl-C, and end with the rank all the same.
         with contextlib.suppress(OSError):
             self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # A terminal sends it to the group of the rank alone. Heard whoever handles it there.
+        # A terminal sends it to the group of the rank alone. `hear` notes it, whatever handler the program has.
         WATCH.hear(signal.SIGINT, self.interrupt)
 
     def separate(self, ignored: Iterable[int]) -> None:

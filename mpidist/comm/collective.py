@@ -59,16 +59,16 @@ class Collective(Protocol):
         """Collective. Combine the arrays of all ranks; rank `root` gets the result.
 
         Args:
-            array: As for `all_reduce`.
-            op: As for `all_reduce`.
+            array: See `all_reduce`.
+            op: See `all_reduce`.
             root: The rank that gets the result.
 
         Returns:
             On rank `root` a new array, as from `all_reduce`; None on the other ranks.
 
         Raises:
-            MismatchError, TypeError: As `all_reduce`.
-            OverflowError: As `all_reduce`; on every rank, though the root alone has the result.
+            MismatchError, TypeError: See `all_reduce`.
+            OverflowError: See `all_reduce`; on every rank, though only the root has the result.
             ValueError: `root` is not a rank.
         """
         ...
@@ -111,16 +111,16 @@ class Collective(Protocol):
         """Collective. Combine the arrays of all ranks; rank r gets slice r of the result's first dimension.
 
         Args:
-            array: As for `all_reduce`, of at least one dimension. It is cut as `numpy.array_split` does: the sizes of
+            array: See `all_reduce`; it has at least one dimension. It is cut as `numpy.array_split` does: the sizes of
                 the slices differ by at most one, and the larger slices come first.
-            op: As for `all_reduce`.
+            op: See `all_reduce`.
 
         Returns:
             A new array: this rank's slice.
 
         Raises:
-            MismatchError, TypeError: As `all_reduce`.
-            OverflowError: As `all_reduce`; on every rank, whosever slice it is.
+            MismatchError, TypeError: See `all_reduce`.
+            OverflowError: See `all_reduce`; on every rank, for any slice.
             ValueError: `array` is a scalar.
         """
         ...

@@ -22,7 +22,7 @@ class Going(Protocol):
 
 
 def keep_going(given: Going, lock: Any) -> None:
-    """Local. Let a coordinator go on whenever nobody else uses it, until it or its strategy is gone.
+    """Local. Let a coordinator continue whenever nobody else uses it, until it or its strategy is gone.
 
     Args:
         given: The coordinator.

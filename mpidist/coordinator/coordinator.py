@@ -44,9 +44,9 @@ class ClusterCoordinator(FixedAttributes):
             meanwhile what that function read when it last ran there. Values that are pulled so may miss the last step
             that an optimizer has made on this worker; they never miss what functions before it on this worker have
             assigned, added or scattered, never are of two versions, and never get older.
-        queue_size: So many functions may wait for a worker, or for the values that they take; then `schedule` waits.
+        queue_size: Number of functions that may wait for a worker or for their arguments; then `schedule` waits.
         max_deaths: A function fails with `FatalFunctionError` when so many workers were lost while they ran it: it may
-            have ended them. Other functions go on.
+            have ended them. Other functions continue.
 
     Raises:
         TypeError: An option of a wrong type.
@@ -133,13 +133,13 @@ class ClusterCoordinator(FixedAttributes):
             retries: How often it is run again when it raises.
             on_error: "cancel": its error cancels what waits, and the next `schedule`, `join` or `done` raises it.
                 "keep": only its own value raises.
-            max_deaths: As of the coordinator, for this function; default: the coordinator's.
+            max_deaths: The coordinator's option for this function; default: the coordinator's.
 
         Returns:
             Its result, which may be not there yet.
 
         Raises:
-            Exception: Of an earlier function; see `on_error`. Not if a value has raised it already.
+            Exception: The error of an earlier function; see `on_error`. Not if a value has raised it already.
             KeyboardInterrupt: While it waits for room in the queue; the function is not in it.
             TypeError: `fn` cannot be called, or something cannot be sent.
             ValueError: An option out of range.
@@ -169,7 +169,7 @@ class ClusterCoordinator(FixedAttributes):
         """Local. Return when all functions have ended.
 
         Raises:
-            Exception: Of the first function that has failed; functions that waited are cancelled.
+            Exception: The error of the first function that has failed; functions that waited are cancelled.
             DeadRankError: All workers, or a server, are dead.
         """
         with self._chief.lock, self._waits:
@@ -219,7 +219,7 @@ class ClusterCoordinator(FixedAttributes):
         return self._resource(fn, *arguments_of(fn, args, kwargs))
 
     def create_per_worker_dataset(self, dataset_fn: Callable[..., Dataset] | Dataset) -> PerWorkerValues:
-        """Local. Let each worker make a data set. `iter` of it gives iterators, one on each worker.
+        """Local. Let each worker make a dataset. `iter` of it gives iterators, one on each worker.
 
         A function that asks an iterator for more than there is has no value and changes nothing, unless it handles
         StopIteration itself. It goes to another worker, whose data has not ended, if there is one; else its
@@ -227,7 +227,7 @@ class ClusterCoordinator(FixedAttributes):
 
         Args:
             dataset_fn: Makes it; a function with an argument that has no default gets the worker's `InputContext`. Or
-                the data set, whole on each worker.
+                the dataset, whole on each worker.
 
         Raises:
             ValueError: It is neither.
@@ -266,7 +266,7 @@ class ClusterCoordinator(FixedAttributes):
         return made
 
     def _make_again(self, number: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Let each worker make its value of a number anew."""
+        """Let each worker make its value of a number again."""
         with self._chief.lock:
             work, _ = self._functions.work(fn, args, {})
             with self._station.whole:
@@ -283,7 +283,7 @@ class ClusterCoordinator(FixedAttributes):
         """A variable that a function has returned."""
         variable = self._chief.variable_of(*handle[:2])
         if variable is None:
-            raise RuntimeError("a function has returned a variable that the program has dropped: keep the variable")
+            raise RuntimeError("a function has returned a variable that the program has deleted: keep the variable")
         return variable
 
     def _step(self) -> None:
@@ -305,7 +305,7 @@ class ClusterCoordinator(FixedAttributes):
             return self._station.step() or (self._chief.is_one_process and self.strategy.work_here())
 
     def _end_round(self) -> bool:
-        """Let updates count that wait for others, if none comes before the program goes on; whether there were some."""
+        """Let waiting updates count if no other one comes before the program continues; whether there were any."""
         with self._station.whole:
             actions = self._queue.end_round()
             self._chief.do(actions)
@@ -364,7 +364,7 @@ class ClusterCoordinator(FixedAttributes):
                 raise error_of(end)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("it is of this process alone")
+        raise TypeError("it exists in this process only")
 
     def __repr__(self) -> str:
         return f"<mpidist.coordinator.ClusterCoordinator of {len(self._queue.workers)} workers>"

@@ -1,4 +1,4 @@
-"""Functions and data sets as they are sent to workers: once each, with names for what lives on servers and workers."""
+"""Functions and datasets as they are sent to workers: once each, with names for what is on servers and workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _NoValueError(Exception):
 
 
 class _SentDataset(NamedTuple):
-    """A data set that was sent.
+    """A dataset that was sent.
 
     Attributes:
         number: The number of it.
@@ -114,7 +114,7 @@ class SentFunctions:
         self._kept: OrderedDict[tuple[Any, ...], _Function] = OrderedDict()
         self._datasets: weakref.WeakKeyDictionary[Dataset, _SentDataset] = weakref.WeakKeyDictionary()
         self._bytes = 0
-        # Of functions and data sets.
+        # Of functions and datasets.
         self._count = 0
         # The names of functions, and of what has changed: that was said.
         self._said: set[tuple[str, str]] = set()
@@ -208,7 +208,7 @@ class SentFunctions:
         return handle
 
     def _dataset(self, given: Dataset) -> _SentDataset:
-        """A data set travels once, as a function does, and is what it was then."""
+        """A dataset travels once, as a function does, and is what it was then."""
         if given not in self._datasets:
             held: list[object] = []
             code = dump_arguments((given.pipeline, given.options()), self._holding(held))

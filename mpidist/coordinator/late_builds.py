@@ -78,12 +78,12 @@ class LateBuilds:
             The number of its plan, and the variables of the plan, dumped with handles that describe them.
 
         Raises:
-            Exception: As `Optimizer.build`.
+            Exception: See `Optimizer.build`.
             RuntimeError: The program has dropped it.
         """
         optimizer = self._optimizers.get(key)
         if optimizer is None:
-            raise RuntimeError("a function uses an optimizer that the program has dropped: keep the optimizer")
+            raise RuntimeError("a function uses an optimizer that the program has deleted: keep the optimizer")
         if optimizer.plan is None:
             # Where this process is the worker, too, its variables are now those of the worker.
             context.push(self._entry)

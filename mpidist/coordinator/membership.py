@@ -25,10 +25,10 @@ class Membership:
         chief: The chief of the strategy: its queue has the workers.
         data_sets: The data sets of workers.
         builds: Answers what workers ask.
-        closure_timeout: As of the coordinator, for texts.
+        closure_timeout: The coordinator's option, for texts.
 
     Attributes:
-        failure: Why the coordinator can go on no more: that all workers are lost, for instance. Every later call raises
+        failure: Why the coordinator cannot continue: that all workers are lost, for instance. Every later call raises
             it.
     """
 
@@ -74,7 +74,7 @@ class Membership:
         lost |= {rank: reason for rank, reason in self._station.left.items() if rank in workers}
         # Not before all messages are read: the one that ends a function may be there already.
         if has_read_all:
-            late = f"given up, since it ran for longer than `closure_timeout`, {self._timeout:g} s"
+            late = f"timed out: its function ran for longer than `closure_timeout`, {self._timeout:g} s"
             lost |= {rank: late for rank in self._closures.overdue() if rank not in lost}
         for rank in sorted(lost):
             self._lose(rank, now, lost[rank])
@@ -99,7 +99,7 @@ class Membership:
         if invitation is None:
             suspects = "".join(f". Workers were lost while they ran {one}" for one in self._closures.suspects())
             self.failure = DeadRankError(
-                "all workers are lost: start the job again, and let it restore the last checkpoint" + suspects
+                "all workers are lost: restart the job, and let it restore the last checkpoint" + suspects
             )
             raise self.failure
         if is_new:

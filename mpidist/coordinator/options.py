@@ -28,10 +28,10 @@ class CoordinatorOptions(NamedTuple):
             ValueError: An option out of range.
         """
         if self.closure_timeout is not None and not number("closure_timeout", self.closure_timeout, least=0):
-            raise ValueError("`closure_timeout` must be more than 0 seconds, got 0: every worker would count as lost")
+            raise ValueError("`closure_timeout` must be above 0 seconds, got 0: every worker would be declared lost")
         if flag("prefetch", self.prefetch) and is_synchronous:
             raise ValueError(
-                "`prefetch` must be False with synchronous=True: a function begins when the update before it is there"
+                "`prefetch` must be False with synchronous=True: a function starts only after the update before it"
             )
         whole("queue_size", self.queue_size, least=1)
         whole("max_deaths", self.max_deaths, least=1)
@@ -43,5 +43,5 @@ class CoordinatorOptions(NamedTuple):
             if given not in (used, default):
                 raise ValueError(
                     f"`{name}` must be {used!r}, as when the ClusterCoordinator of this strategy was made, got "
-                    f"{given!r}: a strategy has one coordinator. Give its options where it is made first"
+                    f"{given!r}: a strategy has one coordinator. Pass its options where it is first created"
                 )

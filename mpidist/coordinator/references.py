@@ -120,7 +120,7 @@ def _require_sendable(given: object) -> None:
             "coordinator and by checkpoints"
         )
     if is_of_this_process(given):
-        raise TypeError("it is of this process alone")
+        raise TypeError("it exists in this process only")
 
 
 def _is_unbuilt(optimizer: Optimizer) -> bool:

@@ -22,7 +22,7 @@ class RemoteValue:
         number: The number of the closure.
         wait: Returns when the function of a number has ended.
         find: Gives the object of a handle in the result.
-        look: Lets functions go on, where nothing else does.
+        look: Lets functions continue, where nothing else does.
         note_told: Is told of an end that is an error, and that the program has got.
     """
 
@@ -89,14 +89,14 @@ def error_of(end: ClosureEnd) -> BaseException:
     try:
         error: BaseException = pickle.loads(end.payload)
     except Exception as reason:  # its class may be on the worker only
-        error = RuntimeError(f"a function has raised what cannot be read here: {reason!r}")
+        error = RuntimeError(f"a function has raised an error that cannot be unpickled here: {reason!r}")
     if hasattr(error, "add_note") and end.traceback:
         error.add_note(f"Raised on a worker:\n{end.traceback}")
     return error
 
 
 class PerWorkerValues:
-    """A value, or a data set, of which each worker has its own. In a scheduled function it is the worker's.
+    """A value, or a dataset, of which each worker has its own. In a scheduled function it is the worker's.
 
     Args:
         number: The number of the resource.
@@ -111,7 +111,7 @@ class PerWorkerValues:
 
     @property
     def is_iterator(self) -> bool:
-        """Local. Whether each worker has an iterator over its own data set."""
+        """Local. Whether each worker has an iterator over its own dataset."""
         return isinstance(self, PerWorkerIterator)
 
     @property
@@ -121,17 +121,17 @@ class PerWorkerValues:
         Raises:
             TypeError: These are no iterators.
         """
-        raise TypeError("only an iterator comes to an end: `iter` of a data set of workers gives iterators")
+        raise TypeError("only an iterator has an end: `iter` of a dataset of workers gives iterators")
 
     def __iter__(self) -> PerWorkerValues:
         if self._iterate is None:
-            raise TypeError("these values of workers are no data set: pass them to `schedule`")
+            raise TypeError("these values of workers are not a dataset: pass them to `schedule`")
         return self._iterate(self)
 
     def __next__(self) -> Any:
         raise NotImplementedError(
-            "the elements of a worker's data set are there on the worker only: pass the iterator to `schedule`, and "
-            "call `next` in the function"
+            "the elements of a worker's dataset exist on the worker only: pass the iterator to `schedule`, and call "
+            "`next` in the function"
         )
 
     def __repr__(self) -> str:
@@ -139,11 +139,11 @@ class PerWorkerValues:
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """The iterators of workers over their own data sets, which a `Checkpoint` may hold.
+    """The iterators of workers over their own datasets, which a `Checkpoint` may hold.
 
     Args:
         number: The number of the resource.
-        at_end: Whether iterators have come to their end on all workers, by their number.
+        at_end: Whether iterators have ended on all workers, by their number.
         state: Gives what a checkpoint saves, by their number.
         load_state: Takes it back, by their number.
     """
@@ -168,12 +168,12 @@ class PerWorkerIterator(PerWorkerValues):
         Waits until each worker has begun.
 
         Raises:
-            CheckpointError: A data set is not one of `mpidist.data`, or could not be made.
+            CheckpointError: A dataset is not one of `mpidist.data`, or could not be made.
         """
         return self._state(self.number)
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Local. Let workers go on where others were, also if there are more of them or fewer.
+        """Local. Let workers continue where others were, also if there are more of them or fewer.
 
         Raises:
             CheckpointError: The state of something else.

@@ -20,11 +20,11 @@ from mpidist.strategy.parameter_server.invitation import Invitation
 
 # What the watchdog sees may be so old.
 _SHOW_SECONDS = 0.2
-# So many closures are listed in a report.
+# The number of closures that are listed in a report.
 _LISTED = 8
 _ADVICE = (
-    "A function may take its time. ClusterCoordinator(strategy, closure_timeout=SECONDS) gives its worker up, and "
-    f"{LIMIT_VARIABLE}=SECONDS ends the job"
+    "A function may need this time. ClusterCoordinator(strategy, closure_timeout=SECONDS) declares its worker lost "
+    f"after so long, and {LIMIT_VARIABLE}=SECONDS ends the job"
 )
 
 
@@ -134,4 +134,4 @@ class ChiefWaits:
         places = dict(self._place_of(rank) for rank in self._closures.commits.servers if rank not in told)
         peers = {peer.key: peer for peer in WATCHDOG.peers() if peer.is_stuck()}
         return [text for name, key in places.items() if key in peers
-                for text in (f"{name} (process {key.number} on {key.host}) answers nobody:", peers[key].tell())]
+                for text in (f"{name} (process {key.number} on {key.host}) does not respond:", peers[key].tell())]

@@ -1,4 +1,4 @@
-"""Data sets of workers: the coordinator lets each worker make its own, and knows how far they have come."""
+"""Datasets of workers: the coordinator lets each worker make its own, and knows how far they have come."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Making(Protocol):
 
 
 class DataSets:
-    """The data sets of workers, and their iterators.
+    """The datasets of workers, and their iterators.
 
     Args:
         make: Lets workers make values.
-        make_again: Lets workers make values of a number anew.
+        make_again: Lets workers make values of a number again.
         wait_for: Waits until all workers have made the values of a number.
         closures: The closures of the coordinator.
         is_at_end: Whether an iterator has ended on all workers, by its number.
@@ -54,7 +54,7 @@ class DataSets:
         self._is_at_end = is_at_end
         self._workers = workers
         self._work_of = work_of
-        # What makes the data set of an iterator, and that data set.
+        # What makes the dataset of an iterator, and that dataset.
         self._iterators: weakref.WeakKeyDictionary[
             PerWorkerIterator, tuple[Callable[..., Dataset] | Dataset, PerWorkerValues]
         ] = weakref.WeakKeyDictionary()

@@ -26,32 +26,32 @@ def experimental_get_current_worker_index() -> int:
     if entry is None or not isinstance(entry.home, Worker):
         raise RuntimeError(
             "experimental_get_current_worker_index() is called inside a function that a worker runs: give the function "
-            "to ClusterCoordinator(strategy).schedule. Threads that it starts must be given the index"
+            "to ClusterCoordinator(strategy).schedule. Pass the index to threads that it starts"
         )
     return entry.home.index
 
 
 def same(dataset: Dataset) -> Dataset:
-    """Local. A data set that was sent."""
+    """Local. A dataset that was sent."""
     return dataset
 
 
 def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
-    """Local. Call the function that makes a data set.
+    """Local. Call the function that makes a dataset.
 
     Args:
         dataset_fn: The user's.
         place: Which worker this is; for a function with an argument that has no default.
 
     Raises:
-        TypeError: It returns no data set.
+        TypeError: It returns no dataset.
     """
     parameters = inspect.signature(dataset_fn).parameters.values()
     wants = any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in parameters)
     made = dataset_fn(place) if wants else dataset_fn()
     if not hasattr(made, "__iter__"):
         raise TypeError(
-            f"the function of create_per_worker_dataset must return a data set, for instance "
+            "the function of create_per_worker_dataset must return a dataset, for instance "
             f"mpidist.data.Dataset.range(3); {getattr(dataset_fn, '__name__', 'it')} returned {described(made)}"
         )
     return made
@@ -63,13 +63,13 @@ def resume(
     """Local. The iterator over what a checkpoint says is left of a pass.
 
     Args:
-        dataset: This worker's own, which goes on with the next pass.
-        dataset_fn: As of `ClusterCoordinator.create_per_worker_dataset`.
+        dataset: This worker's own, which continues with the next pass.
+        dataset_fn: See `ClusterCoordinator.create_per_worker_dataset`.
         place: The place of this worker.
         parts: What each worker is to read, by its index.
 
     Raises:
-        ValueError: The data set is another one than when the position was saved.
+        ValueError: The dataset is another one than when the position was saved.
     """
     mine = parts.get(place.input_pipeline_id, ())
 
@@ -82,7 +82,7 @@ def resume(
 
     begun = iter(dataset)
     if not isinstance(begun, DatasetIterator):
-        raise ValueError(f"expected a data set of mpidist.data, which can go on at a position, got {dataset!r}")
+        raise ValueError(f"expected a dataset of mpidist.data, which can resume at a position, got {dataset!r}")
     last = max((part.pass_state.get("iteration", 0) for part in mine), default=0)
     begun.load_state({**begun.state(), "iteration": last})
     return OwnIterator(dataset, [partial(lambda part: part.open(data_of(part)), part) for part in mine])

@@ -28,7 +28,7 @@ their examples on several ranks, and one that is concatenated comes once per ran
 Where n does not divide G, the sizes of a rank's batches vary in turn, so that every step has G examples as long as all
 ranks have data. A rank without data gets empty batches. Errors are raised on every rank.
 
-Another number of ranks can load the position of an iterator: under DATA, FILE, HINT and AUTO the pass goes on with no
+Another number of ranks can load the position of an iterator: under DATA, FILE, HINT and AUTO the pass continues with no
 example repeated or left out, and the next pass is shared by the new ranks. Under OFF the ranks have nothing in common
 but the number of steps.
 

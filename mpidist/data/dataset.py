@@ -164,13 +164,13 @@ class Dataset(BaseDataset):
         """Local. Stack elements that differ in size; each array is padded at its end.
 
         Args:
-            batch_size: As for `batch`.
+            batch_size: See `batch`.
             padded_shapes: The shape of an element's array, or a structure of shapes like that of the element; an int is
                 the shape of a vector. A size of None or -1 means the largest size in the global batch. None means that
                 for all sizes. A rank of a distributed dataset reads only its own rows where all sizes are given, else
                 the whole batch.
             padding_values: One value, or one per array; None pads with zeros.
-            drop_remainder: As for `batch`.
+            drop_remainder: See `batch`.
         """
         size = check_count("padded_batch: `batch_size`", batch_size, 1)
         padding = Padding(padded_shapes, padding_values)

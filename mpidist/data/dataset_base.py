@@ -182,7 +182,7 @@ class BaseDataset(FixedAttributes):
         Under the policies AUTO and FILE rank r of n reads every n-th file, beginning with number r.
 
         Args:
-            files: As for `list_files`.
+            files: See `list_files`.
             reader: Called with a name. It returns a dataset, an array or a tuple or dictionary of arrays (whose rows
                 are the examples), or an iterable of examples. Ready readers are `mpidist.data.read_npy`, `read_npz`
                 and `hdf5_reader(...)`. If the reader has a method `count_examples(name)`, the number of examples is

@@ -21,8 +21,8 @@ from mpidist.recorder.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls
 from mpidist.recorder.inner_calls import FAILED
 from mpidist.recorder.time_limits import TICK_SECONDS, warn_seconds
 
-_LOST = "others have left its call and gone on, and wait for this rank: its messages went to another call"
-_NOT_HERE = "others have left its call without coming to this part of it: its messages went to another call"
+_LOST = "other ranks have left this call and wait for this rank in a later one: its messages went to another call"
+_NOT_HERE = "other ranks have left this call before this part of it: its messages went to another call"
 _DIFFERENT = "the ranks are in different calls"
 # What is seen in so many looks counts. On another host a file may be a second old. A rank whose messages went to
 # another call may need time to come out of its own. An error on another rank tells more, and is printed first.
@@ -47,11 +47,11 @@ def unknown(identity: int) -> tuple[Sequence[int], str]:
 
 
 class Reason(NamedTuple):
-    """A reason why a rank can never go on.
+    """A reason why a rank is deadlocked.
 
     Attributes:
         why: In words.
-        blamed: Who is to blame.
+        blamed: The ranks that are to blame.
         number: Changes with the calls.
         looks: In so many looks it must be the same.
         seen_by_all: Whether those to blame see it, too, where they wait.
@@ -72,7 +72,7 @@ class View(NamedTuple):
         peers: The others.
         waits: By communicator: in what this rank waits, and since when.
         counts_deaths: Whether a dead rank counts as one that has ended.
-        differing: Who has shown another call.
+        differing: The ranks that have shown another call.
         now: The time.
     """
 
@@ -89,7 +89,7 @@ class View(NamedTuple):
 
 
 def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reason | None:
-    """Local. The reason why this rank can never go on; None if there is none, as far as it sees.
+    """Local. The reason why this rank can never continue; None if there is none, as far as it sees.
 
     Args:
         view: The view of this rank.

@@ -35,7 +35,7 @@ _APART = "this process"  # in `dead`, where this process itself makes no calls w
 # thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
 DISCOVERY_SECONDS = 3.0
 # The end of the name of one that may be alive, and is lost.
-IS_SILENT = ", of which nothing is heard"
+IS_SILENT = ", which does not respond"
 
 
 class Process(NamedTuple):
@@ -70,10 +70,10 @@ class DeathWatch:
     Attributes:
         dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
         needed: The processes whose deaths are told even if they are not the first.
-        spared: Those that all go on without, such as an evaluator: what is called with a name after their death.
+        spared: Those that all continue without, such as an evaluator: what is called with a name after their death.
         gone: The names of the dead among these, who are not in `dead`.
         was_raised: Whether the program's own thread was told by an error.
-        is_over: Whether the program has come to its end, after which processes end one after another.
+        is_over: Whether the program has ended, after which processes end one after another.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class DeathWatch:
         self._on_death = None
 
     def refuse_calls(self) -> None:
-        """Local. From now on this process makes no calls with others: the program has come to its end on all ranks."""
+        """Local. From now on this process makes no calls with others: the program has ended on all ranks."""
         self.dead.setdefault(_APART, LEFT)
 
     def refuse_children(self) -> None:
@@ -209,7 +209,7 @@ class DeathWatch:
             what: The thing that cannot be done then, for the text.
 
         Raises:
-            RuntimeError: This process itself is a rank no more: it was forked from one, or has come to its end.
+            RuntimeError: This process itself is a rank no more: it was forked from one, or has ended.
         """
         lost = self.lost(processes)
         if lost and _APART in self.dead:
@@ -321,7 +321,7 @@ class DeathWatch:
         """Local. Take note of a death that somebody else has seen.
 
         Args:
-            process: As `Process`.
+            process: See `Process`.
             name: "rank 2 of 4 (process 77 on n3)".
         """
         if Process(*process) not in self.dead:
@@ -347,7 +347,7 @@ class DeathWatch:
         SIGUSR1 would then end the process; an ignored signal stays ignored.
 
         Args:
-            at_end: The program has come to its end, where its own handler runs no more, either. Else that one stays.
+            at_end: The program has ended, where its own handler runs no more, either. Else that one stays.
         """
         if (at_end or signal.getsignal(signal.SIGUSR1) is self._handler) and _is_under_hydra():
             with contextlib.suppress(ValueError):

@@ -4,7 +4,7 @@
   ever.
 - A rank dies, and the launcher lets the others live: they end with an error that names it. Nothing collective is done
   any more, MPI is not finalized, and the program's exit functions run before the process ends.
-- All ranks come to their end: they wait for each other, and MPI is finalized.
+- All ranks end: they wait for each other, and MPI is finalized.
 
 `MPIDIST_ABORT=0` in the environment of any rank switches all of this off, for all of them.
 """
@@ -103,7 +103,7 @@ class _Ending:
             self.previous_hook(kind, error, trace)
             return
         if self.stands_apart and not isinstance(error, KeyboardInterrupt) and not WATCH.learn(error):
-            say(f"{self.place} failed, the training goes on\n{self._traceback(kind, error, trace)}")
+            say(f"{self.place} failed; the training continues\n{self._traceback(kind, error, trace)}")
             self.code, self.has_failed = 1, True
             return
         if WATCH.learn(error) or self.tolerates_deaths:
@@ -114,7 +114,7 @@ class _Ending:
                 time.sleep(TURN_SECONDS)
             text = self._traceback(kind, error, trace)
             end = "the job ends" if self.leads and not WATCH.dead else "and ends alone"
-            why = f"cannot go on: {describe(mourned)}" if mourned else f"failed, {end}"
+            why = f"cannot continue: {describe(mourned)}" if mourned else f"failed, {end}"
             say(f"{self.place} {why}\n{text}")
             # `at_exit` ends the process, after the program's exit functions.
             self.code, self.has_failed = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, True
@@ -131,7 +131,7 @@ class _Ending:
         self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}")
 
     def mourned(self) -> list[str]:
-        """The names of the dead that this rank cannot go on without."""
+        """The names of the dead that this rank cannot continue without."""
         return [name for one, name in WATCH.dead.copy().items() if not self.tolerates_deaths or one in WATCH.needed]
 
     def _traceback(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
@@ -188,7 +188,7 @@ class _Ending:
             INTERRUPTS.show_calls()
             if leave_together(list(FAREWELLS.values()), self.wait_at_end):
                 for difference in INTERRUPTS.differences():
-                    self._end(1, f"{self.place} has come to its end, and results are wrong: {difference}")
+                    self._end(1, f"{self.place} has ended, but results are wrong: {difference}")
                 # A rank that ends from now on has told the others.
                 WATCH.stop()
                 for last in LAST:
@@ -198,7 +198,7 @@ class _Ending:
                 return
         if mourns:
             time.sleep(TURN_SECONDS)
-            say(f"{self.place} has come to its end without other ranks: {describe(WATCH.dead.values())}")
+            say(f"{self.place} has ended without other ranks: {describe(WATCH.dead.values())}")
             self.code = self.code or 1
         self.end_process(self.known_code())
 
@@ -223,7 +223,7 @@ class _Ending:
     def _watch_end_of_mpi(self, done: threading.Event) -> None:
         while not done.wait(TURN_SECONDS):
             dead = [peer.name for peer in WATCHDOG.peers() if peer.has_died_at_end()]
-            # MPI may see it, and go on.
+            # MPI may see it, and continue.
             if dead and not done.wait(DISCOVERY_SECONDS):
                 say(f"{self.place} leaves MPI_Finalize: {', '.join(dead)} died in it, after the end of the program")
                 self.end_process(1)
@@ -234,7 +234,7 @@ class _Ending:
         Args:
             seconds: The time since it has begun to wait.
         """
-        limit, place = limit_seconds(), f"{self.place} has come to its end"
+        limit, place = limit_seconds(), f"{self.place} has ended"
         if seconds > LEFT_SECONDS and (why := INTERRUPTS.why_awaited()):
             self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}")
         if self.stands_apart:
@@ -263,7 +263,7 @@ class _Ending:
             self.code = self.code or 1
             frames = sys._current_frames()  # noqa: SLF001 - documented; private only to say "for debuggers"
             stack = "".join(traceback.format_stack(frames.get(threading.main_thread().ident or 0)))
-            say(f"{self.place} cannot go on: {describe(mourned)}\nThis rank was here:\n{stack}")
+            say(f"{self.place} cannot continue: {describe(mourned)}\nThis rank was here:\n{stack}")
             end_later(EXIT_SECONDS)
             # The program's exit functions: the thread that should run them cannot.
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
@@ -285,7 +285,7 @@ class _Ending:
         self.give_up(aborts, INTERRUPTED)
 
     def give_up(self, aborts: bool, code: int = 1) -> None:
-        """End the job, since this rank can never go on. Called in a thread of our own, after the report."""
+        """End the job, since this rank can never continue. Called in a thread of our own, after the report."""
         # Another thread may hold the lock of a stream for good.
         end_later(EXIT_SECONDS)
         flush()

@@ -66,7 +66,7 @@ class _Code:
         if error is None:
             return self
         code = self._original.__get__(error, kind)
-        # Whoever has caught it, and asks, has a frame.
+        # Code that has caught it, and asks, has a frame.
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():  # noqa: SLF001 - documented; private only to say "of this interpreter"
             _codes.append(code)
         return code

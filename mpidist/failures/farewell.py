@@ -1,4 +1,4 @@
-"""The farewell: ranks that end their programs together wait for each other before MPI is finalized."""
+"""The shutdown barrier: ranks that end their programs together wait for each other before MPI is finalized."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpidist.failures.deaths import DISCOVERY_SECONDS, WATCH, Process
 
 _numbers = itertools.count()
 
-# What all ranks do when they have come to their end together, before MPI is finalized.
+# What all ranks do when they have ended together, before MPI is finalized.
 LAST: list[Callable[[], None]] = []
 
 
@@ -21,7 +21,7 @@ class Farewell:
 
     Args:
         mpi: An MPI communicator that is used for no other collective operation.
-        processes: The processes of its ranks. Where one of them is dead that the others go on without, nobody waits
+        processes: The processes of its ranks. Where one of them is dead that the others continue without, nobody waits
             for it.
     """
 
@@ -31,7 +31,7 @@ class Farewell:
         FAREWELLS[next(_numbers)] = self
 
     def can_be_kept(self) -> bool:
-        """Local. Whether no rank of it is dead that the others go on without."""
+        """Local. Whether no rank of it is dead that the others continue without."""
         return self._processes.isdisjoint(WATCH.gone.copy())
 
 

@@ -165,7 +165,7 @@ class Interrupts:
             order.show_call()
 
     def differences(self) -> list[str]:
-        """Local. See `Order.difference`, of all communicators; to be asked where all ranks have come to their end."""
+        """Local. See `Order.difference`, of all communicators; to be asked where all ranks have ended."""
         return [text for order in self._all_orders() if (text := order.difference())]
 
     def differing(self, identity: int) -> tuple[Sequence[int], str]:
@@ -176,7 +176,7 @@ class Interrupts:
         return (), ""
 
     def why_awaited(self) -> str:
-        """Local. The reason why others may hang, if this rank has come to its end; empty if they need not."""
+        """Local. The reason why others may hang, if this rank has ended; empty if they need not."""
         for order in self._all_orders():
             number, text = order.left
             if order.broken or (number == order.number and WATCHDOG.others_are_inside(order.identity)):

@@ -247,7 +247,7 @@ class FarPeer(Peer):
 
     def why_gone(self) -> str:
         """Local. See `Peer.why_gone`."""
-        return "has come to its end" if self.has_ended() else "has died" if self.has_died() else ""
+        return "has ended" if self.has_ended() else "has died" if self.has_died() else ""
 
     def tell(self, identities: Iterable[int] = ()) -> str:
         """Local. See `Peer.tell`. A rank writes what it is in while it waits."""
@@ -260,8 +260,8 @@ class FarPeer(Peer):
         seconds = self._age()
         if seconds > IDLE_SECONDS + STALE_SECONDS:
             return (
-                f"{self.name} has shown nothing for {seconds:.0f} s: it may be stopped, or hold the interpreter, or "
-                "its host cannot be reached"
+                f"{self.name} has not updated its file for {seconds:.0f} s: it may be stopped, it may hold the "
+                "interpreter lock (GIL), or its host cannot be reached"
             )
         if not self.is_fresh():
             return f"{self.name} has not waited in any call for {self._clock.now() - self._changed:.0f} s"

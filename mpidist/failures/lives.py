@@ -37,6 +37,8 @@ class Lives:
 
     def __init__(self, life: Callable[[int], str] | None = None) -> None:
         self._life = life or life_of
+        # `add` runs in other threads than `look`. Without it a process that is added while a look replaces the list
+        # would be lost, or be left to a thread that is about to end.
         self._lock = Lock()
         # Of each process: its number, the sign of its life, and what is called at its end.
         self._watched: list[tuple[int, str, Callable[[], None]]] = []
@@ -62,6 +64,7 @@ class Lives:
             ended = [one for one in self._watched if not one[1] or self._life(one[0]) != one[1]]
             self._watched = [one for one in self._watched if one not in ended]
             self._has_thread = goes_on = bool(self._watched)
+        # Outside the lock, which is not reentrant: what is called here may `add`.
         for _, _, on_end in ended:
             on_end()
         return goes_on

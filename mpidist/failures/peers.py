@@ -20,7 +20,7 @@ _CLAIMED = 1
 _BUSY_SECONDS = 5.0
 # A watchdog that has not looked for so long cannot: its process is stopped, or holds the interpreter.
 STALE_SECONDS = 3.0
-# So many ranks are listed in a report.
+# The number of ranks that are listed in a report.
 LISTED = 8
 
 
@@ -78,7 +78,7 @@ class Peer:
         return self.page.read() if self.page is not None and self.is_fresh() else {}
 
     def has_ended(self) -> bool:
-        """Local. Whether its program has come to its end."""
+        """Local. Whether its program has ended."""
         return self.page is not None and self.page.ended
 
     def has_died(self) -> bool:
@@ -91,7 +91,7 @@ class Peer:
 
     def why_gone(self) -> str:
         """Local. The reason for which it can take part in nothing any more; empty if it can."""
-        return "has come to its end" if self.has_ended() else "has died" if self.has_died() else ""
+        return "has ended" if self.has_ended() else "has died" if self.has_died() else ""
 
     def may_speak(self, *, ends: bool = True) -> bool:
         """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it.
@@ -123,11 +123,11 @@ class Peer:
         if why_gone:
             return f"{self.name} {why_gone}"
         if _life(self.key.number) in ("T", "t"):
-            return f"{self.name} is stopped: `kill -CONT {self.key.number}` lets it go on"
+            return f"{self.name} is stopped: `kill -CONT {self.key.number}` resumes it"
         if not self.is_fresh():
             number = self.page.signal
             text = stack_of_process(self.key.number, number, self._path) if number else ""
-            return f"{self.name} holds the interpreter, or gets no core\n{text}".rstrip()
+            return f"{self.name} holds the interpreter lock (GIL), or gets no core\n{text}".rstrip()
         state = self.call_untold(identities)
         if state:
             names = names_of(state % NEXT)
@@ -251,7 +251,7 @@ def is_left_behind(me: Key, state: int, others: Sequence[Peer], identity: int) -
 
 
 def circle(me: Key, late: Sequence[Peer], peers: Mapping[Key, Peer]) -> list[Peer]:
-    """Local. Ranks that wait for one another and at last for this one: none of them can go on.
+    """Local. Ranks that wait for one another and at last for this one: none of them can continue.
 
     Args:
         me: This rank.

@@ -15,11 +15,11 @@ PAGE_NAME = "mpidist-page"
 # What this rank is in while MPI itself starts.
 STARTING = "starting MPI"
 _ADVICE = (
-    "mpidist works on all ranks of the job unless it is told otherwise: in a job of several programs each one passes "
-    "the communicator of its own ranks, `MultiWorkerMirroredStrategy(communicator=MPI.COMM_WORLD.Split(color))`, with "
-    "mpi4py's MPI, and the other programs call MPI_Comm_split, too"
+    "mpidist works on all ranks of the job by default. In a job of several programs each program passes the "
+    "communicator of its own ranks, `MultiWorkerMirroredStrategy(communicator=MPI.COMM_WORLD.Split(color))`, with "
+    "mpi4py's MPI; the other programs call MPI_Comm_split, too"
 )
-_STARTING_ADVICE = "MPI starts when every rank of the job has come to it"
+_STARTING_ADVICE = "MPI starts when every rank of the job has reached this point"
 _CONTAINER_ADVICE = (
     "This rank runs in a container: where the ranks of a host do not share /dev/shm, MPICH hangs here. Give "
     "the containers one /dev/shm and one PID namespace (Apptainer without --contain and --pid, docker run --ipc=host "
@@ -139,7 +139,7 @@ def describe(size: int, call: str) -> tuple[str, bool, int, int]:
     advice = [_STARTING_ADVICE if call == STARTING else _ADVICE] if lines else []
     if call == STARTING and _is_in_container() and all(one.has_come and not one.is_stopped for one in here):
         advice = [_CONTAINER_ADVICE]
-    return "\n".join([*(lines or ["all ranks have come"]), *advice]), never, first, elsewhere
+    return "\n".join([*(lines or ["all ranks have arrived"]), *advice]), never, first, elsewhere
 
 
 def may_end() -> bool:
@@ -171,5 +171,5 @@ def judge(size: int, call: str, process: int, wait: Callable[[], None], *, is_ov
 
 def _what_it_does(one: Starting) -> str:
     if one.is_stopped:
-        return f"is stopped, `kill -CONT {one.process}` lets it go on"
-    return "has not come to mpidist yet" if one.is_python else "runs another program"
+        return f"is stopped, `kill -CONT {one.process}` resumes it"
+    return "has not reached mpidist yet" if one.is_python else "runs another program"

@@ -15,20 +15,20 @@ RULE = (
     "earlier on one rank, or an early exit"
 )
 ENDS = f"{LIMIT_VARIABLE}=SECONDS ends a job that waits longer"
-PATIENCE = f"A rank that computes comes later. {ENDS}"
-HELD_UP = "Their messages do not arrive: a rank is stopped in the call, or a cable between hosts is cut"
+PATIENCE = f"A rank that still computes arrives later. {ENDS}"
+HELD_UP = "Their messages do not arrive: a rank is stopped in the call, or the network between hosts is down"
 UNSEEN = (
-    "The ranks of other hosts are not seen: they may be late or stopped, or behind a cable that is cut. "
-    "MPIDIST_JOB_DIR=DIRECTORY, on a file system of all hosts, shows them"
+    "Ranks on other hosts are not visible: they may be late, stopped, or cut off from the network. "
+    "MPIDIST_JOB_DIR=DIRECTORY, on a file system that all hosts share, makes them visible"
 )
 SOME_SEEN = "In a large job a rank sees its own host and the hosts before it: other reports may say who is late"
 
 FORKED = (
-    "this process was forked from a rank, and is none itself: it would meet the other ranks in its parent's place. "
-    "Let the parent make all collective calls, or start the child anew (`multiprocessing` with the method \"spawn\")"
+    "this process was forked from a rank and is not a rank itself: its calls would be taken for its parent's. Let the "
+    "parent make all collective calls, or start the child with the method \"spawn\" of `multiprocessing`"
 )
 LEFT = (
-    "the program has come to its end on all ranks. An exit function that makes collective calls must be registered "
+    "the program has ended on all ranks. An exit function that makes collective calls must be registered "
     "after `import mpidist`; a `__del__` at the end of the interpreter can make none"
 )
 

@@ -156,7 +156,7 @@ class Watchdog:
         return list(self._peers.values())
 
     def tell_late(self) -> str:
-        """Local. Tell where the ranks are whose program has not come to its end, in indented lines."""
+        """Local. Tell where the ranks are whose program has not ended, in indented lines."""
         late = [peer for peer in self.peers() if not peer.why_gone()][:LISTED]
         return "".join(f"\n  {line}" for text in where_are(late) for line in text.split("\n"))
 
@@ -165,7 +165,7 @@ class Watchdog:
         return any((peer.state(identity) or 0) % NEXT for peer in self._peers.values())
 
     def is_first_to_end(self) -> bool:
-        """Local. Whether no rank before this one has come to its end, as far as this rank sees it."""
+        """Local. Whether no rank before this one has ended, as far as this rank sees it."""
         return not any(peer.order < self._order and peer.has_ended() for peer in self._peers.values())
 
     def end_others(self) -> None:
@@ -185,7 +185,7 @@ class Watchdog:
         return key in self._peers or key == self._me
 
     def note_end(self) -> None:
-        """Local. The program of this rank has come to its end: it makes no further call."""
+        """Local. The program of this rank has ended: it makes no further call."""
         if self._page is not None and self._process == os.getpid():
             self._page.ended = True
             self._tell_hosts({}, after=0.0)
@@ -296,7 +296,7 @@ class Watchdog:
     def _give_up(self, seen: deadlocks.Reason, waiting: Sequence[Calls]) -> None:
         why, blamed = seen.why, seen.blamed
         others = [peer for calls in waiting for peer in self._others(calls)]
-        # Those that have gone on cannot see that messages for this one are lost.
+        # Those that have continued cannot see that messages for this one are lost.
         speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
         if any(map(self._sees_some, waiting)):
             speakers = rivals(speakers)
@@ -307,7 +307,7 @@ class Watchdog:
                 self._clock.sleep(TICK_SECONDS)
         if not self._take_turn(speakers, ends=True) or not all(map(self._waits.is_same, waiting)):
             return
-        text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"
+        text = f"{self.place} is deadlocked, {'the job ends' if self.end else 'and waits'}: {why}"
         told = dict.fromkeys([*(self._peers[key] for key in blamed), *others])
         self._report(text, list(told), waiting, waits.RULE)
         if self.end is not None:
@@ -339,9 +339,9 @@ class Watchdog:
         if not speaks or not self._waits.is_same(calls) or (not late and not had_come):
             return
         are_seen = len(others) + 1 >= len(calls.members)
-        come = f"though all ranks {'' if are_seen else 'that it sees '}have come"
-        whom = f"for {'at least ' * sees_some}{len(late)} of {len(calls.members)} ranks" if late else come
-        text = f"{self.place} has waited {now - since:.0f} s {whom}"
+        come = f"though all ranks {'' if are_seen else 'that it sees '}have arrived"
+        whose = f"for {'at least ' * sees_some}{len(late)} of {len(calls.members)} ranks" if late else come
+        text = f"{self.place} has waited {now - since:.0f} s {whose}"
         if ends:
             text += f", the limit is {limit:g} s, the job ends"
         way_out = waits.advice(are_late=bool(late), are_seen=are_seen, sees_some=sees_some, ends=ends)

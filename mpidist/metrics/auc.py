@@ -55,7 +55,7 @@ class AucMeasure:
         if self.from_logits:
             # sigmoid(x) in a form that cannot overflow.
             predictions = 0.5 + 0.5 * np.tanh(0.5 * predictions.astype(np.float64))
-        require_probabilities(predictions, "Logits can be taken with from_logits=True")
+        require_probabilities(predictions, "Pass logits with from_logits=True")
         weights = spread_weights(sample_weight, predictions)
         if self.num_labels is None:
             if self.label_weights is not None:

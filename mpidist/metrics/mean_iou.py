@@ -65,8 +65,8 @@ class MeanIoUMeasure:
             return array
         if not -array.ndim <= self.axis < array.ndim or array.shape[self.axis] == 0:
             raise ValueError(
-                f"`{name}` must have a dimension {self.axis} of classes, got shape {array.shape}. Class numbers are "
-                f"taken with `sparse_{name}=True`"
+                f"`{name}` must have a dimension {self.axis} of classes, got shape {array.shape}. Pass class numbers "
+                f"with `sparse_{name}=True`"
             )
         found: AnyArray = array.argmax(self.axis)
         return found

@@ -45,7 +45,7 @@ class PositivesMeasure:
         """Local. See `Measure.contribution`."""
         labels, predictions = as_pair(values[0], values[1])
         if self.thresholds:
-            require_probabilities(predictions, "Scores can be taken with `top_k` and without `thresholds`")
+            require_probabilities(predictions, "Pass scores with `top_k` and without `thresholds`")
             thresholds = self.thresholds
         else:
             thresholds = (0.5,)
@@ -157,9 +157,9 @@ def Recall(
     """Collective. Make a metric of the fraction of positives in `y_true` that are predicted.
 
     Args:
-        thresholds: As for `Precision`.
-        top_k: As for `Precision`.
-        class_id: As for `Precision`.
+        thresholds: See `Precision`.
+        top_k: See `Precision`.
+        class_id: See `Precision`.
         name: A name for people.
         dtype: The dtype of the result; see `Metric`.
 

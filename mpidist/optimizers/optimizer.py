@@ -53,7 +53,7 @@ class Optimizer(FixedAttributes):
     Attributes:
         iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
             updates. A schedule gets this number; a kernel gets the number of updates.
-        learning_rate: As given, and may be set. Checkpoints hold a number, and not a schedule.
+        learning_rate: The constructor's argument, and may be set. Checkpoints hold a number, and not a schedule.
     """
 
     minimize = Missing()
@@ -179,7 +179,7 @@ class Optimizer(FixedAttributes):
         Args:
             grads_and_vars: Pairs (gradient, variable).
             scale: The same on every rank.
-            skip_gradients_aggregation: As for `apply_gradients`.
+            skip_gradients_aggregation: See `apply_gradients`.
             then: Called with the result before an interrupt can come, unless the call only accumulates.
 
         Returns:

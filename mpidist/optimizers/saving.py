@@ -140,8 +140,8 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner:
                 "variables that it was saved with, and restore them first (`restore_new()` where they come late)"
             )
         # Only some gradients are compressed.
-        anew = dict.fromkeys(keys) if by_path and entries and not name.startswith(COMPRESSION) else {}
-        tree[name] = {**anew, **({} if by_path else rest), **known}
+        fresh = dict.fromkeys(keys) if by_path and entries and not name.startswith(COMPRESSION) else {}
+        tree[name] = {**fresh, **({} if by_path else rest), **known}
     return tree
 
 
@@ -152,7 +152,7 @@ def require_slots(
 
     Args:
         slots: The state by name.
-        saved: As `numbered` returns it. A checkpoint from before the first step has no slots.
+        saved: The value that `numbered` returns. A checkpoint from before the first step has no slots.
         variables: The variables of the optimizer.
         owner: For the error.
     """
@@ -183,7 +183,7 @@ def read_slots(
     Args:
         plan: The plan of the optimizer.
         saved: The optimizer's tree in the checkpoint.
-        older: As of `renewed`.
+        older: See `renewed`.
         owner: The optimizer, for the errors.
 
     Raises:

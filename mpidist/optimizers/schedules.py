@@ -79,7 +79,7 @@ class PolynomialDecay:
         decay_steps: Number of steps until the decay ends.
         end_learning_rate: The rate at the end.
         power: 1 makes a straight line.
-        cycle: Begin anew, instead of a constant rate: after the end the decay takes the smallest multiple of
+        cycle: Begin again, instead of a constant rate: after the end the decay takes the smallest multiple of
             `decay_steps` that is not less than the step.
     """
 

@@ -71,7 +71,7 @@ def pace_of(staleness: int | None, synchronous: bool, backup_workers: int) -> Pa
     """Local. Check what the user has given.
 
     Args:
-        staleness: As of `ParameterServerStrategy`.
+        staleness: See `ParameterServerStrategy`.
         synchronous: Likewise.
         backup_workers: Likewise.
 

@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from mpidist.options import ReduceOp
 from mpidist.recorder import inner_calls
 
-# So many calls on a communicator are kept.
+# The number of calls on a communicator that are kept.
 KEPT_CALLS = 256
 # A state is the number of the last call on a communicator times this, and the code of its name while a rank is in it.
 NEXT = inner_calls.NEXT
@@ -104,13 +104,13 @@ class Calls:
         words: This communicator's place in the page of this rank.
 
     Attributes:
-        identity: As given.
-        members: As given.
-        rank: As given.
-        words: As given.
+        identity: The constructor's argument.
+        members: The constructor's argument.
+        rank: The constructor's argument.
+        words: The constructor's argument.
         recent: The last calls, newest last.
         inner: The innermost call inside the current one; empty if there is none, or one has just ended.
-        thread: Who made the last call.
+        thread: The thread that made the last call.
         depth: How many calls inside each other this rank is in.
         state: The number of the last call, times `NEXT`.
         note: Keeps a call.
@@ -210,7 +210,7 @@ class Calls:
         within = self.words[STATE] % NEXT if self.depth else 0
         self.state = max(self.number, number) * NEXT
         self.words[STATE] = self.state + within
-        # All ranks count inner calls anew.
+        # All ranks count inner calls from 0.
         self._outer = -1
 
     @property

@@ -9,7 +9,7 @@ from mpidist.recorder import stacks
 from mpidist.recorder.calls import Calls, describe
 from mpidist.recorder.recorder import RECORDER
 
-# So many of a rank's calls before the one in which it waits are told.
+# The number of calls before the one in which a rank waits that are reported.
 _TOLD_BEFORE = 3
 # So many letters of a call: a step names its variables.
 _TOLD_OF_ONE = 120

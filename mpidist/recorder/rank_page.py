@@ -48,7 +48,7 @@ class Page:
 
     @property
     def ended(self) -> bool:
-        """Local. Whether the program of the rank has come to its end."""
+        """Local. Whether the program of the rank has ended."""
         return bool(self._header[_ENDED])
 
     @ended.setter

@@ -20,7 +20,7 @@ from mpidist.observe.trace import TRACE
 from mpidist.recorder.calls import PLACE_WORDS, Call, Calls, byte_count, new_words
 from mpidist.recorder.stacks import line_of_call
 
-# So many updates are kept.
+# The number of updates that are kept.
 _UPDATES = 10_000
 
 

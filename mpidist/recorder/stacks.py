@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
-# So many innermost lines of a stack are shown.
+# The number of innermost lines of a stack that are shown.
 _LINES = 8
 # A process may take so long to write its stack.
 _DUMP_SECONDS = 0.3

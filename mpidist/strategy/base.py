@@ -376,7 +376,7 @@ class Strategy(Resource, FixedAttributes):
         raise RuntimeError("Must only deepcopy a strategy. It owns memory and communicators: share it")
 
     def __deepcopy__(self, _: object) -> Strategy:
-        # Objects that hold a strategy can be copied, and go on sharing it.
+        # Objects that hold a strategy can be copied, and continue sharing it.
         return self
 
     def __reduce__(self) -> NoReturn:

@@ -45,7 +45,7 @@ class CentralStorageStrategy(Strategy):
     write inside `run` needs an aggregation, as in tf.distribute.
 
     Collective. Args:
-        compute_devices: As `devices` of `MirroredStrategy`.
+        compute_devices: See `devices` of `MirroredStrategy`.
         parameter_device: Where the variables are: "cpu:0", or, of a single rank, the GPU on which it computes, which
             is the default there.
         nodes: "one" takes the ranks of one node. "all" takes those of any number of nodes, with one copy on each.

@@ -100,8 +100,8 @@ class _DefaultReplicaContext(ReplicaContext):
             raise RuntimeError(
                 f"get_replica_context().{name} was called outside `run`, where it would combine nothing: expected a "
                 f"call inside `run` of {strategy!r}, got one in the default replica context, which has this rank "
-                "alone. Call it in a function that `strategy.run(function)` calls; in another thread, too: a thread "
-                "begins outside `run`"
+                "alone. Call it in a function that `strategy.run(function)` calls; also in another thread, which "
+                "starts outside `run`"
             )
         size = launch.world_size()
         if size > 1:

@@ -119,7 +119,7 @@ class StrategyExtended(Resource):
             return cast("list[Any]", tree.unflatten(spec, results))
 
     def all_reduce_async(self, reduce_op: ReduceOp | str, array: Any, *, in_place: bool = True) -> Handle:
-        """Collective. Begin to combine an array over all replicas, and let the program go on; from either context.
+        """Collective. Begin to combine an array over all replicas, and let the program continue; from either context.
 
             handles = [strategy.extended.all_reduce_async("SUM", bucket) for bucket in buckets]
             for handle in handles:
@@ -130,7 +130,7 @@ class StrategyExtended(Resource):
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
-            array: As for `Collective.all_reduce`. Until `wait` has returned, do not change it; with `in_place` do not
+            array: See `Collective.all_reduce`. Until `wait` has returned, do not change it; with `in_place` do not
                 read it, either.
             in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
 
@@ -139,7 +139,7 @@ class StrategyExtended(Resource):
             way; they are done in the order in which they were begun, which must be the same on all replicas.
 
         Raises:
-            TypeError, ValueError: As `Collective.all_reduce`.
+            TypeError, ValueError: See `Collective.all_reduce`.
             RuntimeError: Another strategy is current, or several replicas run on this rank.
         """
         self._require_own_context()

@@ -37,7 +37,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.
-        cross_device_ops: As for `MirroredStrategy`.
+        cross_device_ops: See `MirroredStrategy`.
 
     Raises:
         LauncherError: Tasks and ranks do not fit together, or there is no launcher.

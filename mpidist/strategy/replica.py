@@ -180,7 +180,7 @@ class ReplicaContext:
         Args:
             value: Any nest of arrays of at least one dimension. Sizes may differ between replicas along `axis` only.
             axis: The dimension along which to concatenate.
-            options: As for `all_reduce`.
+            options: See `all_reduce`.
 
         Returns:
             The same structure.
@@ -220,7 +220,7 @@ class ReplicaContext:
 
         Raises:
             RuntimeError: This context is not the current one.
-            TypeError, ValueError: As `Strategy.run`.
+            TypeError, ValueError: See `Strategy.run`.
         """
         self._require_current()
         require_call(merge_fn, args, kwargs)

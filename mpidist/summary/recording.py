@@ -71,7 +71,7 @@ def histogram(
     Args:
         name: The name in TensorBoard.
         data: Numbers of any shape. Those that are not finite are left out.
-        step: As for `scalar`.
+        step: See `scalar`.
         buckets: Number of equal intervals from the least to the greatest value; default 30.
         description: A text for people, in Markdown.
 
@@ -114,7 +114,7 @@ def image(
         name: The name in TensorBoard.
         data: Shape (images, height, width, channels), uint8, or floats from 0 to 1. The channels are: 1 gray; 2 gray
             and opacity; 3 red, green and blue; 4 the same and opacity.
-        step: As for `scalar`.
+        step: See `scalar`.
         max_outputs: The largest number of images to write.
         description: A text for people, in Markdown.
 
@@ -164,7 +164,7 @@ def audio(
         name: The name in TensorBoard.
         data: Floats from -1 to 1 of shape (sounds, frames, channels).
         sample_rate: Frames per second.
-        step: As for `scalar`.
+        step: See `scalar`.
         max_outputs: The largest number of sounds to write.
         encoding: Format of the files: None or "wav".
         description: A text for people, in Markdown.
@@ -207,7 +207,7 @@ def text(name: str, data: npt.ArrayLike, step: Step | None = None, description: 
     Args:
         name: The name in TensorBoard.
         data: A string in Markdown, or an array of strings, which is shown as a table.
-        step: As for `scalar`.
+        step: See `scalar`.
         description: A text for people, in Markdown.
 
     Returns:
@@ -251,7 +251,7 @@ def _record(
     if writer is None:
         return False
     if not isinstance(name, str):
-        raise TypeError(f"`name` of a summary must be a text, got {described(name)}")
+        raise TypeError(f"`name` of a summary must be a string, got {described(name)}")
     array, number = np.asarray(data), require_step(step)
     write = prepare(array)
     with writer.writing() as file:

@@ -31,9 +31,9 @@ class CentralArena(Arena):
 
     Collective. Args:
         replicas: The strategy's ranks, and the ways they communicate.
-        shared: As for `Arena`.
+        shared: See `Arena`.
         on_gpu: Variables and state are on this rank's GPU.
-        copies: Of variables in host memory, where this rank computes on a GPU; else None.
+        copies: The copies of variables in host memory, where this rank computes on a GPU; otherwise None.
     """
 
     def __init__(

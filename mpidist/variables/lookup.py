@@ -55,14 +55,14 @@ def embedding_lookup_sparse(
         sp_weights: For each example the weights of its ids; default 1.
         combiner: "sum" of the weighted rows; "mean", the default, divides that by the sum of the weights, and "sqrtn"
             by the root of the sum of their squares.
-        max_norm: As for `embedding_lookup`, of each row before it is weighted.
+        max_norm: See `embedding_lookup`; each row is clipped before it is weighted.
 
     Returns:
         Shape `(len(sp_ids), *params.shape[1:])`; zeros for an example without ids.
 
     Raises:
         ValueError: No such combiner, weights that do not fit the ids, or as `embedding_lookup`.
-        TypeError: As `embedding_lookup`.
+        TypeError: See `embedding_lookup`.
     """
     table = _require_table(params)
     ids, shares, examples = _shares(table, sp_ids, sp_weights, combiner)
@@ -80,9 +80,9 @@ def embedding_gradient(
 
     Args:
         params: The table.
-        ids: As they were given to `embedding_lookup`; or to `embedding_lookup_sparse`, with its combiner.
+        ids: The ids that were given to `embedding_lookup`; or to `embedding_lookup_sparse`, with its combiner.
         gradient: With respect to the lookup's result, in its shape.
-        sp_weights: As they were given to `embedding_lookup_sparse`.
+        sp_weights: The weights that were given to `embedding_lookup_sparse`.
         combiner: None for a gradient of `embedding_lookup`.
 
     Returns:
@@ -90,7 +90,7 @@ def embedding_gradient(
 
     Raises:
         ValueError: The gradient has another shape than the result, or as the lookup.
-        TypeError: As the lookup.
+        TypeError: See the lookup.
     """
     table = _require_table(params)
     given = arrays.to_host(arrays.as_array(gradient))

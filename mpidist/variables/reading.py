@@ -13,8 +13,8 @@ def read_together(variable: BaseVariable, read: Read, start: int, stop: int) -> 
     """Collective. The elements of a variable that this rank asks for, one-dimensional, in host memory.
 
     Args:
-        variable: Whose they are.
-        read: As of `BaseVariable.load`.
+        variable: The variable.
+        read: See `BaseVariable.load`.
         start: The start of the first element.
         stop: Behind the last one.
 

@@ -107,8 +107,8 @@ class Replicas(Resource):
         """Local. Raise RuntimeError if the strategy is closed."""
         if self.is_closed:
             raise RuntimeError(
-                "this strategy is closed: it makes and combines nothing any more. Variables on servers have ended with "
-                "it, others can be read. Make a new strategy"
+                "this strategy is closed: it can no longer create or combine variables. Its variables on servers are "
+                "gone, others can be read. Make a new strategy"
             )
 
     def is_whole(self) -> bool:

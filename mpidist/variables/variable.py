@@ -135,10 +135,10 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Add to the value, once, whatever the number of replicas.
 
         Raises:
-            ValueError: As `assign`; in cross-replica context also for an ON_READ variable with aggregation SUM, which
+            ValueError: See `assign`; in cross-replica context also for an ON_READ variable with aggregation SUM, which
                 would add `delta` once for each replica.
-            TypeError: As `assign`.
-            OverflowError: As `assign`; also where a sum of integers does not fit. Collective calls raise it on every
+            TypeError: See `assign`.
+            OverflowError: See `assign`; also where a sum of integers does not fit. Collective calls raise it on every
                 rank, and change nothing then.
         """
         self.add_array(self.coerce(delta))
@@ -150,8 +150,8 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Subtract from the value; see `assign_add`.
 
         Raises:
-            ValueError, OverflowError: As `assign_add`.
-            TypeError: As `assign`; also for a variable of booleans.
+            ValueError, OverflowError: See `assign_add`.
+            TypeError: See `assign`; also for a variable of booleans.
         """
         if self.dtype.kind == "b":
             raise TypeError(

@@ -66,7 +66,7 @@ def changed_rows(name: str, kind: str, target: AnyArray, values: AnyArray, indic
 
     Args:
         name: The name of the variable.
-        kind: As of `Scatter.scatter`.
+        kind: See `Scatter.scatter`.
         target: The variable's value.
         values: The values of the rows, of the same dtype.
         indices: The indices of the rows.

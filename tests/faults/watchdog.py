@@ -17,7 +17,7 @@ FAULTS = (
     ),
     Fault(
         "ranks count inner calls differently after an error of all", "recorder/calls.py",
-        "        # All ranks count inner calls anew.\n        self._outer = -1\n", "",
+        "        # All ranks count inner calls from 0.\n        self._outer = -1\n", "",
         "parallel/comm/test_object_exchange.py::test_inner_calls_are_counted_alike_too", 2,
     ),
     Fault(

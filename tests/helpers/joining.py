@@ -144,7 +144,7 @@ class Job:
         return read_until(self.process, pattern)
 
     def finish(self) -> subprocess.CompletedProcess[str]:
-        """Let the chief's program come to its end. Joiners that live end with it, with its code, and say nothing."""
+        """Let the chief's program end. Joiners that live end with it, with its code, and say nothing."""
         living = [one for one in self._joiners if one.poll() is None]
         self._hang_up()
         result = finish(self.process, "the job", 60)

@@ -111,9 +111,9 @@ def until_process_waits_in(process: int, *calls: str, job: subprocess.Popen[Any]
 
 
 def until_has_ended(rank: int) -> None:
-    """In a program of a test: wait until the program of another rank has come to its end."""
+    """In a program of a test: wait until the program of another rank has ended."""
     peer = _peer(rank)
-    until(peer.has_ended, f"rank {rank} has come to its end")
+    until(peer.has_ended, f"rank {rank} has ended")
 
 
 def until_has_died(rank: int) -> None:

@@ -52,7 +52,7 @@ def test_a_worker_is_killed_and_the_evaluator_ends_with_the_job(tmp_path: Path) 
     assert [int(step) for _, step, _ in found] == [22 * int(number) for number, _, _ in found], text
     assert found[-1][0] == "5", text
     assert float(found[-1][2]) > 0.9, text
-    for wrong in ("cannot go on", "variables of its own"):
+    for wrong in ("cannot continue", "variables of its own"):
         assert wrong not in text, text
     assert "without other ranks" not in text, text
     # The chief ends first, as all know.
@@ -61,7 +61,7 @@ def test_a_worker_is_killed_and_the_evaluator_ends_with_the_job(tmp_path: Path) 
     again = run_program(1, EXAMPLE, "--epochs", 6, "--directory", folder, timeout_seconds=100)
     text = again.stdout + again.stderr
     assert again.returncode == 0, text
-    assert "goes on after step 110\n" in text
+    assert "continues after step 110\n" in text
     assert (folder / "ckpt-6.h5").exists()
     assert accuracies(text)[-1] > 0.9, text
 

@@ -45,7 +45,7 @@ OF_ARGUMENTS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         lambda it: it.create_per_worker_dataset(5), ValueError, "Unexpected dataset type!",
     ),
     "iterate over what is no data set": (
-        lambda it: iter(it.create_per_worker_value(int)), TypeError, "are no data set: pass them to `schedule`",
+        lambda it: iter(it.create_per_worker_value(int)), TypeError, "are not a dataset: pass them to `schedule`",
     ),
     "an element on the coordinator": (
         lambda it: next(iter(it.create_per_worker_dataset(mpidist.data.Dataset.range(3)))),
@@ -76,7 +76,7 @@ def test_wrong_arguments_of_a_coordinator(coordinator: ClusterCoordinator, name:
     ("dataset_fn", "error", "text"),
     [
         (_make_with_variable, ValueError, "a variable cannot be made inside a function that runs on a worker"),
-        (lambda: 7, TypeError, "create_per_worker_dataset must return a data set, .*returned 7"),
+        (lambda: 7, TypeError, "create_per_worker_dataset must return a dataset, .*returned 7"),
         (lambda: [][1], IndexError, "list index out of range"),
     ],
     ids=["makes a variable", "makes no data set", "raises"],

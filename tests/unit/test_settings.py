@@ -53,12 +53,12 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 def test_an_attribute_that_does_nothing_is_refused(kind: str, tmp_path: Path) -> None:
     made = MAKERS[kind](tmp_path)
     assert type(made).__name__ == kind
-    with pytest.raises(AttributeError, match=rf"^{kind}\.max_to_kepp cannot be set, there is no attribute"):
+    with pytest.raises(AttributeError, match=rf"^{kind}\.max_to_kepp cannot be set, since it does not exist"):
         made.max_to_kepp = 3
     assert not hasattr(made, "max_to_kepp")
     public = {name for name in vars(made) if not name.startswith("_")}
     for name in public - made._assignable:
-        with pytest.raises(AttributeError, match=rf"^{kind}\.{name} cannot be set, it is fixed when"):
+        with pytest.raises(AttributeError, match=rf"^{kind}\.{name} cannot be set, since it is fixed when"):
             setattr(made, name, getattr(made, name))
     # Known to subclasses of programs, too.
     assert public <= made._fixed | made._assignable
@@ -80,9 +80,9 @@ def test_an_attribute_that_does_nothing_is_refused(kind: str, tmp_path: Path) ->
         ("clip_norm", "`clipnorm` is an argument of SGD"),
         ("weight_decay", "`weight_decay` is an argument of SGD"),
         ("use_emma", "`use_ema` is an argument of SGD"),
-        ("beta_1", r"What may be set is iterations, learning_rate, name\. Settings are arguments"),
-        ("options", "it is fixed when the object is made"),
-        ("kernel", "it is fixed when the object is made"),
+        ("beta_1", "only iterations, learning_rate, name may be set; settings are arguments"),
+        ("options", "it is fixed when the object is created"),
+        ("kernel", "it is fixed when the object is created"),
     ],
 )
 def test_a_setting_of_an_optimizer_names_the_way_out(name: str, text: str) -> None:

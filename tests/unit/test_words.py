@@ -17,7 +17,11 @@ PACKAGE = Path(mpidist.__file__).parent
 PICTURES = {
     r"takes? leave|taken leave": "end, terminate", r"in vain": "without success", r"\bfor ever\b": "hang, without end",
     r"\bwhom\b|\bwhoever\b": "a sentence with a subject", r"\blies?\b": "is, are", r"wakes? up": "resumes",
-    r"\bstands? (in|on|behind|above)\b": "is, comes", r"riddle|astray|bites": "what happens",
+    r"\bstands? (in|on|behind|above|still)\b": "is, comes, is stopped", r"riddle|astray|bites": "what happens",
+    r"\banew\b": "again, from the beginning", r"(come|comes|coming) to (its|their) end": "end, finish",
+    r"\b(go|goes|gone|going) on\b": "continue, resume", r"\bliv(e|es) on\b|outlives? (it|the death)": "survive",
+    r"\b(is|are) (there|not there)\b": "exists, is not supported", r"heard? of|hears of": "is notified, responds",
+    r"queue[sd]? (the job )?again": "requeue", r"data sets?\b": "dataset", r"must be a text\b(?! file)": "a string",
 }
 
 
@@ -47,7 +51,10 @@ def test_texts_have_the_words_of_the_field(picture: str) -> None:
 
 
 # Also what the documentation, docstrings and comments say in other words; of these a "who" may be the subject.
-WRITTEN = r"takes? leave|taken leave|in vain|\bfor ever\b|\blies?\b|riddle|astray|bites"
+WRITTEN = (
+    r"takes? leave|taken leave|in vain|\bfor ever\b|\blies?\b|riddle|astray|bites|\banew\b|\b(?i:whoever)\b|\bwhom\b"
+    r"|(come|comes|coming) to (its|their) end\b|\b(go|goes|gone) on\b(?! all)|\bdata sets?\b"
+)
 
 
 def written() -> list[tuple[str, str]]:
@@ -70,6 +77,12 @@ def test_pages_and_docstrings_have_the_words_of_the_field() -> None:
 def test_summaries_begin_with_a_verb_or_a_noun() -> None:
     question = re.compile(r'\s*"""((Local|Collective|Root only)[.,:] )?(What|Who|Where|When|How|Which|Whose) ')
     found = [f"{place}: {line.strip()}" for place, line in written() if question.match(line)]
+    assert not found, "\n".join(found)
+
+
+def test_lines_of_arguments_have_a_noun() -> None:
+    no_noun = re.compile(r"\s+\*{0,2}[a-z_]\w*(, \*{0,2}\w+)*: (Of |Whose |So many |As (given|of|for) |As `)")
+    found = [f"{place}: {line.strip()}" for place, line in written() if ".py:" in place and no_noun.match(line)]
     assert not found, "\n".join(found)
 
 

@@ -16,7 +16,7 @@ from mpidist.errors import CheckpointError, DamagedCheckpointError
 
 logger = logging.getLogger("mpidist")
 
-# So many files without a state file are opened.
+# The number of files without a state file that are opened.
 _LOOKS = 4
 
 
@@ -50,7 +50,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
     state = read_state(directory, DirectoryState())
     names = candidates(directory, state)
     if names and state.latest != names[0]:
-        logger.warning("%s: the latest checkpoint is gone or not named; going on with %s", directory, names[0])
+        logger.warning("%s: the latest checkpoint is missing or not named; continuing with %s", directory, names[0])
     for name in names:
         path = os.path.join(directory, name)
         try:
@@ -59,9 +59,9 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
         except DamagedCheckpointError as error:
             if name == names[-1]:
                 raise
-            logger.warning("%s. Going on with the one before", str(error))
+            logger.warning("%s. Continuing with the previous checkpoint", str(error))
         except FileNotFoundError:
-            # A job that goes on has deleted it, and has saved newer ones.
+            # A job that continues has deleted it, and has saved newer ones.
             return latest_checkpoint(directory, fallback=True)
         else:
             return path

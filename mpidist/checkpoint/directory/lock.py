@@ -139,6 +139,7 @@ class DirectoryLock:
             if holder is None:
                 if _create(self.path, me):
                     break
+                # Another process was quicker: look which one.
                 continue
             if self._held is not None:
                 # This process was silent for so long that another job took it for dead. Taking the lock back would
@@ -313,14 +314,14 @@ def _read(path: str) -> LockOwner | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}). Delete it") from None
+        raise CheckpointError(f"{path!r} is not a valid lock file ({error}). Delete it") from None
 
 
 @cache
 def _surroundings(process: int) -> tuple[str, str]:
     """The start of this host, and the PID namespace of this process, by the kernel's names; empty where unknown.
 
-    They stay as they are; a child after a fork has another number, by which it finds out anew.
+    They stay as they are; a child after a fork has another number, by which it finds out again.
     """
     try:
         # Where /proc is that of another PID namespace, what it says of a number is about another process.

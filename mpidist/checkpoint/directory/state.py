@@ -33,7 +33,7 @@ LOCK_FILE = "checkpoint.lock"
 SUFFIX = ".h5"
 _FALLBACK = (
     "`restore_or_initialize(fallback=True)`, or `mpidist.latest_checkpoint(directory, fallback=True)`, takes the "
-    "latest that is whole; to begin anew, name another directory"
+    "latest intact checkpoint; to start from the beginning, name another directory"
 )
 
 
@@ -130,10 +130,10 @@ def read_state(directory: str, otherwise: DirectoryState | None = None) -> Direc
     try:
         return _decode_state(text)
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        why = f"it cannot be understood as a checkpoint state file: {error}" if text.strip() else "it is empty"
+        why = f"it is not a valid checkpoint state file: {error}" if text.strip() else "it is empty"
         damage = (
-            f"Invalid checkpoint state loaded from {directory!r}: {path!r} does not tell the latest checkpoint, since "
-            f"{why}. {_FALLBACK}"
+            f"Invalid checkpoint state loaded from {directory!r}: {path!r} does not name the latest checkpoint: {why}. "
+            f"{_FALLBACK}"
         )
         if otherwise is None:
             raise DamagedCheckpointError(damage) from None
@@ -162,7 +162,7 @@ def _decode_state(text: str) -> DirectoryState:
 def unnamed(directory: str, names: Iterable[str]) -> DamagedCheckpointError:
     """Local. The error for checkpoints of which no state file names the latest."""
     return DamagedCheckpointError(
-        f"{os.path.join(directory, STATE_FILE)!r} was expected to name the latest of the checkpoints that are there "
+        f"{os.path.join(directory, STATE_FILE)!r} was expected to name the latest of the existing checkpoints "
         f"({', '.join(list(names)[:8])}), got no such file, or one that names none of them: it was lost, or is "
         f"damaged. {_FALLBACK}"
     )
@@ -303,7 +303,7 @@ def require_writable(directory: str) -> None:
         raise OSError(
             error.errno,
             f"no checkpoint can be saved to {directory!r}: {error.strerror}. Name a directory in which this user can "
-            "make files",
+            "create files",
         ) from None
 
 

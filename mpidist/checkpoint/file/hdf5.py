@@ -159,6 +159,8 @@ def complete(blank: Blank, checksums: Sequence[int]) -> None:
         size = os.fstat(descriptor).st_size
         if size != blank.file_bytes:
             raise CheckpointError(f"expected {blank.path!r} to have {blank.file_bytes} bytes, got {size}; save again")
+        # The mark has the checksum of index and table: if a crash leaves a part of the three, it does not fit, and the
+        # file counts as interrupted or damaged.
         write_at(descriptor, table, blank.checksums_offset)
         write_at(descriptor, mark, blank.complete_offset)
         os.fsync(descriptor)
@@ -186,9 +188,9 @@ def read_contents(path: str) -> Contents:
         # A damaged file may raise anything in HDF5, in h5py, and where its index is read.
         except Exception as error:
             if os.fstat(raw.fileno()).st_nlink == 0:
-                raise FileNotFoundError(errno.ENOENT, "somebody has just deleted or replaced it", path) from error
+                raise FileNotFoundError(errno.ENOENT, "it was just deleted or replaced", path) from error
             if isinstance(error, DamagedCheckpointError):
-                raise DamagedCheckpointError(f"{path!r} is not a whole checkpoint: {error}. {WAY_OUT}") from None
+                raise DamagedCheckpointError(f"{path!r} is not a complete checkpoint: {error}. {WAY_OUT}") from None
             if isinstance(error, CheckpointError):
                 raise CheckpointError(f"{path!r} cannot be read: {error}") from None
             raise DamagedCheckpointError(
@@ -216,8 +218,8 @@ def _add_dataset(file: h5py.File, record: Record) -> int:
         dataset = h5py.h5d.create(file.id, record.path.encode(), kind, space, storage, links)
     except ValueError as error:
         raise ValueError(
-            f"{record.path!r}: another array has this path, or one that begins or ends on the way, so that both cannot "
-            f"be in one file ({error}). Give one of them another name; keys such as 1 and '1' are the same there"
+            f"{record.path!r}: another array has this path, or the path of one is inside the other, so one file cannot "
+            f"hold both ({error}). Rename one of them; keys such as 1 and '1' give the same path"
         ) from error
     return int(dataset.get_offset() or 0)
 

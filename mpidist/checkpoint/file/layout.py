@@ -201,7 +201,7 @@ def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
         The first byte and the one behind the last. They are equal where the pages of earlier ranks hold the whole part.
     """
     if bounds[-1] < PAGE_BYTES:
-        # Rank 0 writes the small datasets, as `share` says, whoever can read them.
+        # Rank 0 writes the small datasets, as `share` says, also where other ranks could read them.
         return (0 if rank == 0 else bounds[-1]), bounds[-1]
     start, stop = (
         min(-(-edge // PAGE_BYTES) * PAGE_BYTES, bounds[-1]) for edge in (bounds[rank], bounds[rank + 1])
@@ -259,7 +259,9 @@ def decode_index(text: bytes) -> tuple[list[Record], dict[str, str]]:
     leaves = [record.path for record in records] + [alias for alias, path in shared.items() if path in paths]
     inner = {path[:at] for path in leaves for at in range(len(path)) if path[at] == "/"}
     if len(set(leaves)) < len(leaves) or not inner.isdisjoint(leaves):
-        raise DamagedCheckpointError("two of its datasets have the same path, or one is on the way to another")
+        raise DamagedCheckpointError(
+            "two of its datasets have the same path, or the path of one is inside that of another"
+        )
     return records, shared
 
 
@@ -288,7 +290,7 @@ def resolve(path: str, shared: Mapping[str, str]) -> str:
 
     Args:
         path: Parts joined by `/`; it may pass through shared objects, also in circles.
-        shared: As `encode_index` takes it.
+        shared: The value that `encode_index` takes.
 
     Returns:
         The stored path; `path` itself where nothing on the way is shared.

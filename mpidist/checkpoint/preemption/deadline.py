@@ -6,7 +6,7 @@ from collections import deque
 
 from mpidist.checkpoint.preemption.termination import GRACE_IS_OVER, TIME_IS_UP
 
-# Training goes on in the grace period while it leaves so many steps; the number is tf.distribute's.
+# Training continues in the grace period while it leaves so many steps; the number is tf.distribute's.
 _GRACE_STEPS = 6
 # Before the end of the job there are so many of the longest steps: a step passes until all ranks know.
 _STEPS_BEFORE_END = 2

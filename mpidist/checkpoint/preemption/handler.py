@@ -56,7 +56,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
     tell it of them; a worker does so when its function has ended. Before a save it joins all functions that were
     scheduled. All ranks end with its exit code.
 
-    An evaluator lives on at these signals, from its first look for a checkpoint (`checkpoints_iterator`) after the
+    An evaluator survives these signals, from its first look for a checkpoint (`checkpoints_iterator`) after the
     handler was made, and ends with the job. A signal to it alone tells nobody.
 
     Args:
@@ -99,8 +99,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
         found = checkpoint.find_objects()
         if not found.leaves and launch.world_size() > 1:
             raise ValueError(
-                "the checkpoint of a PreemptionCheckpointHandler must hold variables, from which it knows the ranks, "
-                "got none. Make the variables before it"
+                "the checkpoint of a PreemptionCheckpointHandler must hold variables, which determine its ranks, got "
+                "none. Create the variables first"
             )
         self._group: Communicator = found.group()
         self._others = _others(found)
@@ -192,7 +192,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             **kwargs: Likewise.
 
         Raises:
-            SystemExit, OSError, CheckpointError: As `run`.
+            SystemExit, OSError, CheckpointError: See `run`.
         """
         self._rescue.note_step(self._runs.count)
         self._look(args, kwargs)
@@ -213,7 +213,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
         if self._others is not None:
-            # What was scheduled counts: the next program goes on behind it.
+            # What was scheduled counts: the next program continues behind it.
             try:
                 self._others.join()
             except Exception as error:
@@ -335,7 +335,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         """Collective. Have the job queued again, if that is wanted; what speaks against it is a warning of rank 0."""
         if not self._config.requeue:
             return
-        on_first_rank(self._group, "queueing the job again", lambda: self._requeueing.requeue(saved))
+        on_first_rank(self._group, "requeueing the job", lambda: self._requeueing.requeue(saved))
 
     def _exit(self) -> None:
         """Collective. End the program with the same code on all ranks, or let the user's function do it."""
@@ -352,7 +352,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             elif self._group.size > 1:
                 agree_on_exit()
             raise
-        # It has returned: the program goes on, and may be ended from outside.
+        # It has returned: the program continues, and may be ended from outside.
         self.close()
 
     def _end_of_job(self) -> float | None:
@@ -364,8 +364,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
         if left is not None and left <= factor * save:
             # With `requeue` a job would come back again and again, for a step or two each time.
             logger.warning(
-                "the job ends in %.0f s, and %.0f s are kept for saving (`save_factor` %g times %.1f s): it saves and "
-                "ends after its first steps. Give the job more time; or, if a save takes less, say how long by "
+                "the job ends in %.0f s, and %.0f s are reserved for saving (`save_factor` %g times %.1f s): it saves "
+                "and ends after its first steps. Give the job more time; or, if a save takes less, set "
                 "`TerminationConfig(save_seconds=...)`",
                 max(left, 0.0), factor * save, factor, save,
             )

@@ -1,4 +1,4 @@
-"""The decision whether a job that has saved its last checkpoint is queued again, and the steps by which it goes."""
+"""The decision whether a job that has saved its last checkpoint is requeued, and its steps."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class Requeueing:
         count = job.restart_count()
         if self._most is not None and count >= self._most:
             logger.warning(
-                "the job is not queued again: it was %d time(s), and `max_requeues` is %d", count, self._most
+                "the job is not requeued: it was requeued %d time(s), and `max_requeues` is %d", count, self._most
             )
         elif self._is_new(saved):
             try:
-                logger.warning("the job %s is queued again", job.requeue())
+                logger.warning("job %s is requeued", job.requeue())
             except Exception as error:
                 # Whatever it is: the checkpoint is there, and the program ends with the code that was asked for.
-                logger.warning("the job is not queued again: %s", str(error) or repr(error))
+                logger.warning("the job is not requeued: %s", str(error) or repr(error))
         else:
             logger.warning(
-                "the job is not queued again: since its start no newer checkpoint was saved (the last one is %s), so "
-                "that it would never come to its end. Give it more time, or shorten its steps",
+                "the job is not requeued: no newer checkpoint was saved since its start (the last one is %s), so it "
+                "would never finish. Give it more time, or shorten its steps",
                 self._started_from[0] or "none",
             )
 

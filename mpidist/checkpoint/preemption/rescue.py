@@ -148,7 +148,7 @@ class Rescue:
         sibling: The same ranks, on a communicator on which nothing is under way.
         notice: The notice of this rank.
         exchange: The exchange of notices.
-        handler: Whose steps these are.
+        handler: The handler of these steps.
 
     Attributes:
         complete: The number of complete steps.
@@ -213,9 +213,9 @@ class Rescue:
         others = self._others() if self.count == _FIRST_STEP and self._group.rank == 0 else []
         if any(one.count >= _FIRST_STEP for one in others):
             logger.warning(
-                "this program has several PreemptionCheckpointHandlers over the same ranks: the first one that hears "
-                "of the job's end saves its checkpoint alone, and ends the program. Let one checkpoint hold all that "
-                "is trained, and `close` a handler that is done"
+                "this program has several PreemptionCheckpointHandlers over the same ranks: the first one that is "
+                "notified of the job's end saves only its own checkpoint and ends the program. Put all that is trained "
+                "into one checkpoint, and `close` a handler that is no longer needed"
             )
 
     def _others(self) -> list[Rescue]:
@@ -259,7 +259,7 @@ class Rescue:
         try:
             if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or self._group.order.broken:
                 return
-            # On servers the training goes on without a dead worker.
+            # On servers the training continues without a dead worker.
             if WATCH.dead and self._group.size > 1:
                 return
             is_called = self._calling.is_called
@@ -307,7 +307,7 @@ class Rescue:
         )
 
     def _are_saving(self) -> bool:
-        """Whether a rank has come to its end of the step, and waits in the save for this one."""
+        """Whether a rank has reached the end of its step, and waits in the save for this one."""
         identity, own = self._group.order.identity, self._group.calls.number
         states = [peer.state(identity) or 0 for peer in WATCHDOG.peers()]
         return any(may_have_one_name(state % NEXT, CODES["save"]) and state // NEXT > own for state in states)
@@ -327,7 +327,7 @@ class Rescue:
         if isinstance(barrier, NodeBarrier):
             barrier.go_on_at(max(one.barriers for one in everyone))
         self._calling.take_back()
-        # Nobody uses the page before all have gone on.
+        # Nobody uses the page before all have continued.
         self._sibling.barrier()
         order.catch_up(max(one.comparisons for one in everyone))
         self._exchange.end(max(one.exchanges for one in everyone))
@@ -356,7 +356,7 @@ class Rescue:
             elif time.monotonic() > begin + seconds:
                 begin = time.monotonic()
                 SIGNALS.raise_in_main_thread(StuckError(
-                    f"the program has not come to its next step within {seconds:.0f} s after a notice that the job is "
+                    f"the program has not reached its next step within {seconds:.0f} s after a notice that the job is "
                     "about to end"
                 ))
 

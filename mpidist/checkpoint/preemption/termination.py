@@ -27,8 +27,8 @@ class TerminationConfig(FixedAttributes):
         termination_watcher_fn: Called every second in a thread of its own, on each rank; it returns True when the job
             is about to end. It must not communicate. An exception of it is raised by the handler's next call.
         exit_fn: Called on each rank after the last checkpoint; default: `sys.exit(exit_code)`. If it returns, training
-            goes on, and nothing is saved any more.
-        grace_period: So many seconds after a notice the job is ended. A checkpoint is saved at once, training goes on
+            continues, and nothing is saved any more.
+        grace_period: Seconds from a notice to the end of the job. A checkpoint is saved at once, training continues
             as long as six steps and a save fit, and then the last checkpoint is saved. With 0 there is one checkpoint.
         save_fn: Called on each rank instead of saving, with the arguments of `save_checkpoint_if_preempted`.
         signals: The signals that tell of the end, on any rank.
@@ -75,7 +75,7 @@ class TerminationConfig(FixedAttributes):
         self.time_limit = None if time_limit is None else number("time_limit", time_limit, least=0)
         self.exit_code = whole("exit_code", exit_code, least=0)
         if self.exit_code > 255:
-            raise ValueError(f"`exit_code` must be from 0 to 255, got {exit_code!r}")
+            raise ValueError(f"`exit_code` must be between 0 and 255, got {exit_code!r}")
         self.save_factor = number("save_factor", save_factor, least=1)
         self.save_seconds = number("save_seconds", save_seconds, least=0)
         self.requeue = flag("requeue", requeue)
@@ -85,16 +85,16 @@ class TerminationConfig(FixedAttributes):
 
 def _signals(given: Any) -> tuple[signal.Signals, ...]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise TypeError(f"`signals` must be a list of signals, [signal.SIGTERM], got {described(given)}")
+        raise TypeError(f"`signals` must be a list of signals, such as [signal.SIGTERM], got {described(given)}")
     found = []
     for one in given:
         try:
             found.append(signal.Signals(whole("signals", one, least=1)))
         except ValueError:
-            raise ValueError(f"`signals` must be signals, as signal.SIGTERM, got {one!r}") from None
+            raise ValueError(f"`signals` must be signals, such as signal.SIGTERM, got {one!r}") from None
         # SIGINT is an interrupt, which has rules of its own.
         if one in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT):
-            raise ValueError(f"`signals` must be signals that tell of the end, got {found[-1].name}")
+            raise ValueError(f"`signals` must be signals that announce the end of a job, got {found[-1].name}")
     return tuple(found)
 
 

@@ -60,7 +60,7 @@ class Found:
     Attributes:
         leaves: Variables and arrays by path, in the order in which they are saved.
         states: Objects with `state` by path.
-        shared: Of objects that several paths lead to, the further paths, each with the first one.
+        shared: The further paths of objects with several paths, each with the first one.
         modules: The modules, and checkpoints, on the way.
         lost: Values that the program may change and that would not be saved, by path.
         caches: Paths of arrays that are not saved either, since they are in attributes of modules that begin with `_`.
@@ -100,7 +100,7 @@ class Found:
             first, expected = next(iter(members.items()))
             if group is not expected:
                 raise ValueError(
-                    f"all that one checkpoint holds must span the same ranks, got {first!r} over {expected!r} and "
+                    f"all objects of one checkpoint must span the same ranks, got {first!r} over {expected!r} and "
                     f"{path!r} over {group!r}. Make one checkpoint per strategy"
                 )
         return next(iter(members.values()), None) or alone or SoloCommunicator()
@@ -115,7 +115,7 @@ class Found:
                  if isinstance(leaf.value, (ServedVariable, ShardedVariable))}
         if len(homes) > 1:
             raise ValueError(
-                "what one checkpoint holds on parameter servers must be of one strategy, got variables of "
+                "variables on parameter servers in one checkpoint must belong to one strategy, got variables of "
                 f"{len(homes)}. Make one checkpoint per strategy"
             )
         return next(iter(homes.values()), None)

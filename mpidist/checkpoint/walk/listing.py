@@ -75,10 +75,10 @@ def arrays_to_write(
     for path, value in found.lost.items():
         raise ValueError(
             f"{path!r}: expected variables, and objects with `state` and `load_state`, got {described(value)}, which a "
-            "checkpoint does not hold: what training makes of it would be lost. Make it a mpidist.Variable, give the "
-            "object that has it `state` and `load_state`, or, if an array never changes, keep it as a NumPy array with "
-            "flags.writeable = False. What a mpidist.Module keeps only for its next call goes into an attribute that "
-            "begins with `_`, as `self._x`: that is not saved"
+            "checkpoint does not save: its changes would be lost. Make it a mpidist.Variable, give its object `state` "
+            "and `load_state`, or, if an array never changes, keep it as a NumPy array with flags.writeable = False. A "
+            "mpidist.Module keeps temporary values in attributes that begin with `_`, such as `self._x`, which are not "
+            "saved"
         )
     arrays: list[ArrayToWrite] = []
     lines: list[str] = []

@@ -138,7 +138,7 @@ def _find(found: Found, file: SavedFile, path: str) -> Saved | None:
 
 
 def _lacking(found: Found, path: str) -> list[str]:
-    """The path of a leaf of which nothing was saved, unless it is part of a state that goes on without it."""
+    """The path of a leaf of which nothing was saved, unless it is part of a state that continues without it."""
     parts = path.split("/")
     for count in range(1, len(parts)):
         may_lack = getattr(found.states.get("/".join(parts[:count])), "may_lack", ())

@@ -141,7 +141,7 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
     _require_path(parts, path)
     if path in found.leaves:
         raise ValueError(
-            f"two arrays of one checkpoint have the path {path!r}; keys such as 1 and '1' are the same there"
+            f"two arrays of one checkpoint have the path {path!r}; keys such as 1 and '1' give the same path"
         )
     group: Communicator | None = None
     replicas = 0
@@ -156,8 +156,8 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
     dtype = dtype or value.dtype
     if not is_storable(dtype):
         raise CheckpointError(
-            f"{path!r}: expected a boolean, integer, floating or complex dtype, got {dtype}, which HDF5 cannot "
-            "hold. Store it as another dtype, as float32 for instance"
+            f"{path!r}: expected a boolean, integer, floating or complex dtype, got {dtype}, which HDF5 cannot hold. "
+            "Store it as another dtype, such as float32"
         )
     shape = (replicas, *value.shape) if replicas and isinstance(value, BaseVariable) else value.shape
     record = Record(path, shape, dtype.newbyteorder("="), replicas)

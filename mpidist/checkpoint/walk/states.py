@@ -99,7 +99,7 @@ class GeneratorState:
         expected, _ = self._read()
         if kind != expected:
             raise CheckpointError(
-                f"expected the state of a random generator {expected}, the checkpoint has that of {kind}; make the "
+                f"expected the state of a random generator {expected}, the checkpoint has that of {kind}; create the "
                 "generator as it was when the checkpoint was saved"
             )
         content = json.loads(text)

@@ -66,19 +66,19 @@ def _launcher_variables() -> Iterator[Finding]:
     for name in names:
         value = os.environ.get(name)
         if value is not None and launch.number(value) is None:
-            text = f"{name} must be a number, which a launcher sets, got {value!r}: nobody reads it"
+            text = f"{name} must be a number, which a launcher sets, got {value!r}: it is ignored"
             if launch.read() is None:
-                text += ", and this process takes itself for one that runs alone"
+                text += ", and this process assumes that it runs alone"
             yield Finding("launcher's variables", "note" if launch.read() else "wrong", text, f"unset {name}")
 
 
 def _slurm() -> Iterator[Finding]:
     job = slurm_job.job_name()
     if not job:
-        yield Finding("Slurm", "ok", "this is no job of Slurm's")
+        yield Finding("Slurm", "ok", "this is not a Slurm job")
         return
     place = launch.read()
-    text = f"job {job}, started again {slurm_job.restart_count()} time(s)"
+    text = f"job {job}, restarted {slurm_job.restart_count()} time(s)"
     kind = os.environ.get("SLURM_MPI_TYPE", "")
     # A step of one task needs no MPI.
     if place is not None and place.size > 1 and place.launcher.startswith("srun") and kind in ("", "none"):

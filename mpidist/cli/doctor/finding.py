@@ -34,7 +34,7 @@ class Finding:
 
     def __str__(self) -> str:
         lines = [f"{self.state:5} {self.subject:18} {self.text}"]
-        return "\n".join([*lines, *([f"{'':24} mend: {self.mend}"] if self.mend else [])])
+        return "\n".join([*lines, *([f"{'':24} fix: {self.mend}"] if self.mend else [])])
 
 
 class Report:
@@ -68,7 +68,7 @@ class Report:
         try:
             write(text)
         except click.ClickException as error:
-            # The other ranks go on, and this one with them; the exit code of all says it.
+            # The other ranks continue, and this one with them; the exit code of all says it.
             self._is_shown = False
             self.findings.append(Finding("output", "wrong", error.message, "write it to another file"))
             error.show()

@@ -72,7 +72,7 @@ def look_at_gpus(communicator: Communicator) -> list[Finding]:
         answer = find_out(communicator)
     except Exception as error:
         # Raised on all ranks, or on none.
-        return [*findings, Finding("CUDA-aware MPI", "note", f"nobody can try it: {error}", PACKAGES)]
+        return [*findings, Finding("CUDA-aware MPI", "note", f"it cannot be tested: {error}", PACKAGES)]
     text = f"{answer.why}; arrays on GPUs go " + ("as they are" if answer.is_aware else "by NCCL, or by host memory")
     return [*findings, Finding("CUDA-aware MPI", "ok" if answer.is_aware else "note", text)]
 

@@ -29,7 +29,7 @@ def look_at_leftovers(
 
     Args:
         folder: The folder of the files.
-        processes: As /proc.
+        processes: A directory of the form of /proc.
         clean: Whether to remove them: the user's own, older than ten minutes, that no process has mapped.
         now: The time, in seconds since 1970.
     """

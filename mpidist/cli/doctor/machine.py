@@ -1,4 +1,4 @@
-"""The doctor's look at this machine, without MPI: what is missing or too small, and the line that mends it."""
+"""The doctor's look at this machine, without MPI: what is missing or too small, and the line that fixes it."""
 
 from __future__ import annotations
 

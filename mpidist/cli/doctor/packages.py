@@ -102,7 +102,7 @@ def look_at_packages(gpus: Sequence[str]) -> Iterator[Finding]:
         yield Finding("HDF5", "ok", text)
     if importlib.util.find_spec("llvmlite") is None:
         yield Finding(
-            "compiled steps", "note", "llvmlite is not installed: optimizers make several passes over memory",
+            "compiled steps", "note", "llvmlite is not installed: optimizers use NumPy (several passes over memory)",
             "pip install 'mpidist[fast]'",
         )
     else:

@@ -66,7 +66,7 @@ def look_at_hosts(communicator: Communicator, own: Sequence[Finding]) -> Iterato
 
     Args:
         communicator: All ranks.
-        own: Of the first rank of each host: what `doctor.look` has found there.
+        own: The findings of `doctor.look` of the first rank of each host.
     """
     told = communicator.all_gather_object((communicator.host, list(own)))
     first, known = told[0]

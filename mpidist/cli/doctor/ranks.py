@@ -1,4 +1,4 @@
-"""The doctor's look at the ranks of a job: where they are, how they speak with each other, and how fast."""
+"""The doctor's look at the ranks of a job: where they are, how they communicate, and how fast."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _threads(communicator: Communicator) -> Iterator[Finding]:
 def _deaths(communicator: Communicator) -> Iterator[Finding]:
     answers = communicator.all_gather_object(survives_deaths())
     if False not in answers and True in answers:
-        yield Finding("death of a rank", "ok", "the other ranks live on")
+        yield Finding("death of a rank", "ok", "the other ranks survive")
         return
     if communicator.rank:
         # Rank 0's findings count, and it asks the launcher.
@@ -65,7 +65,7 @@ def _deaths(communicator: Communicator) -> Iterator[Finding]:
         mend = launch_line(find_starter(), communicator.size, ("python", "train.py"), survives=True)
     except MpidistError as error:
         mend = str(error)
-    yield Finding("death of a rank", "ok", f"ends the job; parameter servers go on if it is started by: {mend}")
+    yield Finding("death of a rank", "ok", f"ends the job; parameter servers survive it if launched by: {mend}")
 
 
 class _Lines(logging.Handler):

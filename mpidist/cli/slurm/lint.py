@@ -1,4 +1,4 @@
-"""Mistakes in a job script: the traps that cost people a night, each with the line that mends it."""
+"""Mistakes in a job script: the traps that cost people a night, each with the line that fixes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _refusals(text: str) -> Iterator[LintFinding]:
     if "\r\n" in text:
         yield LintFinding(
             text.count("\n", 0, text.index("\r\n")) + 1,
-            "sbatch refuses line ends of Windows (\\r\\n). Take them away: sed -i 's/\\r$//' SCRIPT",
+            "sbatch refuses Windows line endings (\\r\\n). Remove them: sed -i 's/\\r$//' SCRIPT",
         )
     if "\0" in text:
         yield LintFinding(text.count("\n", 0, text.index("\0")) + 1, "sbatch refuses a script with the character NUL")
@@ -88,7 +88,7 @@ def _bad_exit(script: JobScript) -> Iterator[LintFinding]:
             yield LintFinding(
                 command.line,
                 "srun lets the other ranks wait for one that has died, and with MPICH they hang. Write srun "
-                "--kill-on-bad-exit=1; for parameter servers, which go on, export SLURM_KILL_BAD_EXIT=0",
+                "--kill-on-bad-exit=1; for parameter servers, which survive this, export SLURM_KILL_BAD_EXIT=0",
             )
 
 
@@ -175,7 +175,7 @@ def _requeue(script: JobScript) -> Iterator[LintFinding]:
     if (option is not None or asks) and (mode is None or mode.value[:1].lower() != "a"):
         yield LintFinding(
             asks[0] if option is None else option.line,
-            "the log begins anew when the job is queued again. Write: #SBATCH --open-mode=append",
+            "the log is overwritten when the job is requeued. Write: #SBATCH --open-mode=append",
         )
 
 
@@ -192,8 +192,8 @@ def _signals(script: JobScript) -> Iterator[LintFinding]:
             if command.is_mpirun:
                 yield LintFinding(
                     option.line,
-                    f"Slurm sends the signal to mpirun's daemons, and Open MPI's end by it, with all ranks. Write "
-                    f"#SBATCH --signal=B:{option.value}, and trap it in the script",
+                    "Slurm sends the signal to mpirun's daemons, and Open MPI's daemons terminate on it, with all "
+                    f"ranks. Write #SBATCH --signal=B:{option.value}, and trap it in the script",
                 )
         return
     # A function of the site may set it, as in `on_signal save USR1`.
@@ -275,8 +275,8 @@ def _containers(script: JobScript) -> Iterator[LintFinding]:
         if clean:
             yield LintFinding(
                 command.line,
-                f"{clean[0]} takes the launcher's variables away: each task is a program of one rank. Leave it out, "
-                "and unset what disturbs: --env NAME=",
+                f"{clean[0]} removes the launcher's variables: each task is a program of one rank. Leave it out, and "
+                "unset single variables: --env NAME=",
             )
         if gpus and not {"--nv", "--rocm", "--nvccli"} & set(words):
             yield LintFinding(command.line, f"the container sees no GPU. Write {name} exec --nv")

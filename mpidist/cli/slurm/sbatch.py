@@ -77,7 +77,7 @@ def read_program(words: Sequence[str]) -> tuple[str, ...]:
     """Local. The words of a program, which may come as one text: "train.py --epochs 5".
 
     Args:
-        words: As they are given to a command.
+        words: The words of the command line.
 
     Raises:
         ValueError: There is no program, or an option in its place.
@@ -88,11 +88,11 @@ def read_program(words: Sequence[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"expected a program and its options, got {words[0]!r}: {error}") from None
     if not words or not words[0].strip():
-        raise ValueError(f"expected a program, as train.py --epochs 5, got {shlex.join(words) or 'nothing'}")
+        raise ValueError(f"expected a program, such as train.py --epochs 5, got {shlex.join(words) or 'nothing'}")
     if words[0].startswith("-"):
         raise ValueError(
-            f"expected a program, as train.py --epochs 5, got the option {words[0]!r}. Options of Python come after "
-            f"its name: {shlex.join(['python', *words])}"
+            f"expected a program, such as train.py --epochs 5, got the option {words[0]!r}. Options of Python come "
+            f"after its name: {shlex.join(['python', *words])}"
         )
     return tuple(words)
 
@@ -140,24 +140,24 @@ def _problems(given: dict[str, Any]) -> Iterator[str]:
     yield from _option_problems(given.get("sbatch", {}))
     for name, value in given.get("environment", {}).items():
         if not isinstance(value, str) or not _NAME.fullmatch(name):
-            yield f"`environment` has texts by variable, as NAME = \"value\", got {name!r}: {value!r}"
+            yield f"`environment` must hold strings by variable, such as NAME = \"value\", got {name!r}: {value!r}"
         elif _CONTROL.search(value):
-            yield f"`environment` has values on one line, without control characters, got {name!r}: {value!r}"
+            yield f"`environment` must hold values of one line, without control characters, got {name!r}: {value!r}"
     for line in given.get("setup", []):
         if not isinstance(line, str) or _CONTROL.search(line):
-            yield f"`setup` has single lines of the script, without control characters, got {line!r}"
+            yield f"`setup` must hold single lines of the script, without control characters, got {line!r}"
 
 
 def _option_problems(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if not isinstance(value, (str, int, bool)) or name.startswith("-"):
-            yield f"`sbatch` has options without dashes, as partition = \"gpu\", got {name!r}: {value!r}"
+            yield f"`sbatch` must hold options without dashes, such as partition = \"gpu\", got {name!r}: {value!r}"
         if not _OPTION.fullmatch(name):
-            yield f"`sbatch` has the long names of options, as cpus-per-task for c or cpus_per_task, got {name!r}"
+            yield f"`sbatch` must hold long names of options, as cpus-per-task for c or cpus_per_task, got {name!r}"
         if name in _OF_COMMAND:
-            yield f"`sbatch` has what the command has no option for, got {name!r}: write --{_OF_COMMAND[name]}"
+            yield f"`sbatch` must not hold options that the command has, got {name!r}: write --{_OF_COMMAND[name]}"
         if isinstance(value, str) and _CONTROL.search(value):
-            yield f"`sbatch` has values on one line, without control characters, got {name!r}: {value!r}"
+            yield f"`sbatch` must hold values of one line, without control characters, got {name!r}: {value!r}"
 
 
 def write_script(job: Job, site: Site, library: str) -> str:
@@ -173,7 +173,7 @@ def write_script(job: Job, site: Site, library: str) -> str:
         UnavailableError: It is not known how srun starts this library.
     """
     if not _TIME.fullmatch(job.time):
-        raise ValueError(f"`time` must be as 4:00:00, 2-12:00:00 or 90 (minutes), got {job.time!r}")
+        raise ValueError(f"`time` must have a form such as 4:00:00, 2-12:00:00 or 90 (minutes), got {job.time!r}")
     for what, text in (("`job_name`", job.name), *(("a word of the program", word) for word in job.program)):
         if _CONTROL.search(text):
             raise ValueError(f"{what} must be one line without control characters, got {text!r}. Take them out")
@@ -212,7 +212,7 @@ def write_script(job: Job, site: Site, library: str) -> str:
             'for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --ntasks=1 --nodes=1 --mpi=none true; done',
         ]
     if job.requeue:
-        lines.append("# The program saves, and queues the job again: PreemptionCheckpointHandler, `requeue=True`.")
+        lines.append("# The program saves, and requeues the job: PreemptionCheckpointHandler, `requeue=True`.")
     lines.append(shlex.join(_srun(kind, job)))
     return "\n".join(lines) + "\n"
 

@@ -82,7 +82,7 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
         if missing is not None:
             if wish != "gpu":
                 return Binding()
-            raise UnavailableError(f"{DEVICE}=gpu asks for a GPU, and {missing}. Unset {DEVICE} to compute on the CPU")
+            raise UnavailableError(f"{DEVICE}=gpu asks for a GPU, but {missing}. Unset {DEVICE} to compute on the CPU")
         cuda = importlib.import_module("mpidist.comm.gpu.cuda")
         index = choose_index(named, node_rank, cuda.device_count())
         # A child process on a GPU that takes one process at a time would take it from this one.
@@ -139,7 +139,7 @@ def choose_device(
         argument: The name under which the program gives `devices`, for the errors.
 
     Raises:
-        TypeError, ValueError: As `names.node_device`, on every rank.
+        TypeError, ValueError: See `names.node_device`, on every rank.
     """
     if not devices:
         return None
@@ -208,5 +208,5 @@ def _use(cuda: Any, index: int) -> Binding:
 def _refuse_mixture(without: list[int]) -> None:
     raise ValueError(
         f"{name_ranks(without)} computes on the CPU and other ranks on GPUs: all replicas must be of one kind. Set "
-        f"{DEVICE} alike on all ranks, and check that each of them has CuPy and sees a GPU"
+        f"{DEVICE} to the same value on all ranks, and check that each of them has CuPy and sees a GPU"
     )

@@ -44,7 +44,7 @@ class MPIClusterResolver(ClusterResolver):
         communicator = open_communicator(purpose="cluster") if communicator is None else communicator
         require_communicator(communicator)
         size = communicator.size
-        told = gather_together(communicator, "dealing the roles", lambda: (
+        told = gather_together(communicator, "assigning the roles", lambda: (
             communicator.host, (whole("num_ps", num_ps, least=0), whole("num_evaluators", num_evaluators, least=0))
         ))
         require_same(

@@ -1,4 +1,4 @@
-"""Groups: the ranks that train together, and the evaluator, which is alone and hears when they have ended."""
+"""Groups: the ranks that train together, and the evaluator, which is alone and is told when they have ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpidist.observe.output import say
 
 # The word of the end is a small message: it is on its way at once, or its receiver is gone.
 _SENT_SECONDS = 1.0
-# What the chief says: which signals tell of the job's end, and that its program has come to its end, and who has died.
+# What the chief says: which signals tell of the job's end, and that its program has ended, and who has died.
 _LISTEN, _END = "listen", "end"
 
 
@@ -58,7 +58,7 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
 
 
 class _End:
-    """Answers an evaluator's question whether the chief has come to its end, by its message or its death.
+    """Answers an evaluator's question whether the chief has ended, by its message or its death.
 
     From the chief's word on, its signals do not end this process: it ends with the job.
 
@@ -138,7 +138,7 @@ class _Followers:
 
 
 class _Survival:
-    """Lets the ranks that train go on after the death of an evaluator, and leave the program by themselves.
+    """Lets the ranks that train continue after the death of an evaluator, and leave the program by themselves.
 
     Collective. Args:
         group: The ranks that train.
@@ -152,14 +152,14 @@ class _Survival:
         WATCH.spared.update(dict.fromkeys(evaluators, _tell_loss if group.rank == 0 else _leave_it_to_the_chief))
 
     def Free(self) -> None:
-        """Local. The group has come to its end."""
+        """Local. The group has ended."""
         self._farewell = None
         for process in self._evaluators:
             WATCH.spared.pop(process, None)
 
 
 def _tell_loss(name: str) -> None:
-    say(f"{name}, the evaluator, has died, the training goes on")
+    say(f"{name}, the evaluator, has died; the training continues")
 
 
 def _leave_it_to_the_chief(_: str) -> None:
@@ -176,7 +176,7 @@ def tell_evaluators_of_signals() -> None:
 
 
 def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
-    """Local. Tell the evaluators that this program has come to its end, and who has died.
+    """Local. Tell the evaluators that this program has ended, and who has died.
 
     Nobody else tells an evaluator on another host, and at its own end it would wait for the dead.
 

@@ -2,7 +2,7 @@
 
 Slurm's grammar, as `scontrol show hostnames` reads it: names are separated by commas or blanks, and may be empty. Each
 has any number of brackets, which hold numbers and ranges. The numbers of a range are padded to the width of its first
-one. Beyond Slurm's, a name may go on after its last bracket (`n[1-2]-ib`), and brackets may hold further ones, a few
+one. Beyond Slurm's, a name may continue after its last bracket (`n[1-2]-ib`), and brackets may hold further ones, a few
 deep.
 """
 

@@ -61,8 +61,8 @@ def _small_step_warning(environment: Mapping[str, str], job: str) -> str | None:
         return None
     return (
         f"Slurm job {job} has --ntasks-per-node={wanted}, and srun has started {sum(counts)} task(s) on {len(counts)} "
-        f"node(s), at most {max(counts)} on each: the others are no ranks. Leave out -n behind srun, or, if "
-        f"that is meant, give --ntasks-per-node={max(counts)} to srun, too"
+        f"node(s), at most {max(counts)} on each: the other tasks are not ranks. Leave out -n behind srun, or, if that "
+        f"is meant, give --ntasks-per-node={max(counts)} to srun, too"
     )
 
 

@@ -1,4 +1,4 @@
-"""The Slurm job of this process: when it ends, how often it was started again, and how it is queued again."""
+"""The Slurm job of this process: when it ends, how often it was restarted, and how it is requeued."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
     if _count(seen.get("Restarts", "")) > restart_count(environment):
         return job
     if seen.get("JobState") in ("COMPLETING", "CANCELLED") and _CANCELLED.items() <= seen.items():
-        raise LauncherError(f"job {job} was cancelled (scancel), and a requeue would start it once more")
+        raise LauncherError(f"job {job} was cancelled (scancel), and a requeue would start it again")
     _ask("scontrol", "requeue", job)
     return job
 
@@ -114,7 +114,7 @@ def can_be_requeued(environment: Mapping[str, str] | None = None) -> bool:
     job = job_name(environment)
     found = _seen(job).get("Requeue") if job else None
     if found is None:
-        raise LauncherError(f"Slurm does not say whether job {job!r} can be queued again")
+        raise LauncherError(f"Slurm does not say whether job {job!r} can be requeued")
     return found == "1"
 
 
@@ -157,6 +157,6 @@ def _ask(*command: str) -> str:
     if result.returncode != 0:
         raise LauncherError(
             f"`{line}` failed with code {result.returncode}: {result.stderr.strip() or 'no text'}. A job that may be "
-            "queued again has `#SBATCH --requeue`"
+            "requeued has `#SBATCH --requeue`"
         )
     return str(result.stdout)

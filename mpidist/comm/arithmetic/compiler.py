@@ -51,7 +51,7 @@ def load(rank_count: int = 1) -> bool:
 
 
 def is_loaded() -> bool:
-    """Local. Whether the compiler is loaded, whoever has asked for it."""
+    """Local. Whether the compiler is loaded, by any caller."""
     return _MODULE in sys.modules
 
 

@@ -62,7 +62,7 @@ class NodeBackend(Backend):
             every rank.
 
     Attributes:
-        direct_from: As given. None if the system does not let processes read each other's memory.
+        direct_from: The constructor's argument. None if the system does not let processes read each other's memory.
 
     Raises:
         UnavailableError: There is no memory that ranks share; on every rank.

@@ -41,7 +41,7 @@ class TreeBackend(Backend):
             None on every rank if there is none.
 
     Attributes:
-        inside: As given.
+        inside: The constructor's argument.
         pairs: The order in which the ranks' arrays are combined; see `tree_order.pairing`.
     """
 

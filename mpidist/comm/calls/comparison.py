@@ -141,17 +141,17 @@ class CallComparison:
         A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
 
         Args:
-            has_met: Whether all ranks have come: one may have gone on since, and failed behind this call.
+            has_met: Whether all ranks have come: one may have continued since, and failed behind this call.
 
         Raises:
-            MismatchError, InterruptedCallError: As `meet`.
+            MismatchError, InterruptedCallError: See `meet`.
             RankError: A rank that this one waits for has failed, and comes no more; on every rank of the node.
         """
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
         if page is not None and page.is_called_out and not has_met():
             text = told(self._text())
-            raise mark_shared(RankError(f"{text} is given up: another rank has failed, and makes it no more"))
+            raise mark_shared(RankError(f"{text} is abandoned: another rank has failed and will not make it"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)
 
@@ -159,7 +159,7 @@ class CallComparison:
         """Local. The difference of the ranks' last calls, as far as this rank sees it; empty if there is none."""
         if self.page is None or not self.page.differs(self.number, self.mark):
             return ""
-        return f"ranks have made other calls than {told(self._text())}, or before it. {HINT}"
+        return f"ranks have made different calls: some of them not {told(self._text())}, or others before it. {HINT}"
 
     def differing(self) -> tuple[Sequence[int], str]:
         """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
@@ -316,12 +316,12 @@ class CallComparison:
         texts, is_in_step = page.texts(place, self.number)
         for rank in page.broken_ranks():
             self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"
-        self.require_whole("going on")
+        self.require_whole("continuing")
         missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
         error = self._mismatch({**texts, **missing}, key)
         if is_in_step and not missing and not self.is_across:
             raise mark_shared(error)
-        self.broken = f"ranks have made other calls: {error}"
+        self.broken = f"ranks have made different calls: {error}"
         raise error
 
     def _mismatch(self, texts: Mapping[int, str], key: tuple[Any, ...]) -> MismatchError:

@@ -30,7 +30,7 @@ class CallMessages:
         gather: Collective. The texts of all ranks.
 
     Attributes:
-        gather: As given.
+        gather: The constructor's argument.
         look: Called while this rank waits, and may raise; None: nothing.
         count: The number of the comparisons that this rank has begun.
     """

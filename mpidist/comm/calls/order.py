@@ -260,9 +260,9 @@ class CallOrder(CallComparison):
 
         Args:
             name: The name of what is done. It gets no number: a rank that leaves it out is not one call behind.
-            detail: As of `enter`.
-            array: As of `enter`.
-            owner: As of `enter`.
+            detail: See `enter`.
+            array: See `enter`.
+            owner: See `enter`.
         """
         sign = self._signs[name, detail, array.dtype, array.shape] + owner * SPREAD
         self.mark = self.mark * 31 + sign & HASH
@@ -280,10 +280,10 @@ class CallOrder(CallComparison):
 
         Args:
             name: The name of all this.
-            owner: As of `enter`.
+            owner: See `enter`.
 
         Raises:
-            InterruptedCallError, RuntimeError: As `enter`.
+            InterruptedCallError, RuntimeError: See `enter`.
         """
         if self._depth or self.broken:
             self._require_ready(name)

@@ -43,8 +43,8 @@ class CallPage:
         place: This rank's number among them.
 
     Attributes:
-        memory: As given.
-        ranks: As given.
+        memory: The constructor's argument.
+        ranks: The constructor's argument.
         words: The memory as words of eight bytes, each of which is read and written in one piece.
         own: By the parity of a call's number: where this rank's word is.
         others: By the parity: where the other ranks' words are.
@@ -138,8 +138,8 @@ class CallPage:
         That of a rank that has left a call in the middle is about this.
 
         Args:
-            about: As for `write`.
-            number: As for `write`.
+            about: See `write`.
+            number: See `write`.
 
         Returns:
             The texts, and whether all of them tell of calls of this number.

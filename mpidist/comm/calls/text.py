@@ -61,9 +61,8 @@ def left_in_the_middle(name: str, broken: str, last_checkpoint: str) -> Interrup
     """
     good = f"The last good checkpoint is {last_checkpoint}. " if last_checkpoint else ""
     return InterruptedCallError(
-        f"{name} is refused: {broken.rstrip('.')}. Variables and results may hold the half of it, and ranks may be one "
-        "call apart. "
-        f"{good}Start the program again, and let it restore a checkpoint that was saved before"
+        f"{name} is refused: {broken.rstrip('.')}. Variables and results may be half updated, and ranks may be one "
+        f"call apart. {good}Start the program again, and let it restore a checkpoint that was saved before"
     )
 
 

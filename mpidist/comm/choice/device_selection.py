@@ -64,7 +64,7 @@ def open_device(communicator: Communicator, options: CommunicationOptions, host:
                     raise
                 why_not = f"it did not start: {error}"
                 if communicator.rank == 0:
-                    logger.warning("%s did not start, another way is taken: %s", transport.value, error)
+                    logger.warning("%s did not start, another transport is used: %s", transport.value, error)
         reasons.append(f"{transport.value} is not available: {why_not}")
     raise mark_shared(UnavailableError(
         f"{TRANSPORT}={asked.value} was asked for, and {'; '.join(reasons)}. Leave it out, or set it to auto"

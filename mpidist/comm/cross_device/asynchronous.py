@@ -48,7 +48,7 @@ class AsyncCollective(Resource):
 
     Attributes:
         communicator: The ranks.
-        has_thread: As given.
+        has_thread: The constructor's argument.
     """
 
     def __init__(self, communicator: Communicator, collective: CollectiveFront, *, has_thread: bool) -> None:
@@ -64,7 +64,7 @@ class AsyncCollective(Resource):
         Args:
             array: Same shape and dtype on every rank. The program must not change it before `wait` has returned, and,
                 if `in_place`, must not read it either.
-            op: As for `Collective.all_reduce`.
+            op: See `Collective.all_reduce`.
             in_place: Write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
 
         Returns:
@@ -72,7 +72,7 @@ class AsyncCollective(Resource):
             its memory is used again after work of that stream. Its values are there when `wait` has returned.
 
         Raises:
-            TypeError, ValueError: As `Collective.all_reduce`, at once.
+            TypeError, ValueError: See `Collective.all_reduce`; raised at once.
             RuntimeError: It is closed.
             DeadRankError: A rank has died.
         """

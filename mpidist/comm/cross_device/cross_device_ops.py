@@ -141,8 +141,8 @@ class CrossDeviceOps:
             The results, in the order of the values.
 
         Raises:
-            ValueError: As `reduce`, or a list element is not a pair.
-            MismatchError, RuntimeError: As `reduce`.
+            ValueError: See `reduce`; also where a list element is not a pair.
+            MismatchError, RuntimeError: See `reduce`.
         """
         _check_op(reduce_op)
         for pair in value_destination_pairs:
@@ -156,13 +156,13 @@ class CrossDeviceOps:
 
         Args:
             tensor: An array of the same shape and dtype on every rank.
-            destinations: As for `reduce`.
+            destinations: See `reduce`.
 
         Returns:
             On the first rank `tensor` itself, on the other ranks a new array.
 
         Raises:
-            ValueError, MismatchError, RuntimeError: As `reduce`.
+            ValueError, MismatchError, RuntimeError: See `reduce`.
         """
         _check_destinations(destinations)
         return self._need_bound().broadcast(as_array(tensor))
@@ -175,7 +175,7 @@ class CrossDeviceOps:
         Args:
             reduce_op: The operation.
             per_replica_value: This rank's array, of at least one element. The hook must not change it.
-            destinations: As given to `reduce`; the value itself if a strategy calls.
+            destinations: The argument of `reduce`; the value itself if a strategy calls.
             options: The options of this call, otherwise those of the strategy.
 
         Returns:
@@ -198,7 +198,7 @@ class CrossDeviceOps:
 
         Args:
             tensor: An array of the same shape and dtype on every rank. Only the values of rank 0 are used.
-            destinations: As given to `broadcast`; the array itself if a strategy calls.
+            destinations: The argument of `broadcast`; the array itself if a strategy calls.
 
         Returns:
             An array of the same shape and dtype.
@@ -223,7 +223,7 @@ def check_chosen(chosen: object, communicator: Communicator) -> None:
         communicator: The strategy's ranks.
 
     Raises:
-        TypeError, ValueError: As `chosen_collective.take_collective`.
+        TypeError, ValueError: See `chosen_collective.take_collective`.
     """
     if isinstance(chosen, CrossDeviceOps):
         return
@@ -259,7 +259,7 @@ def collective_of(
         owner: The strategy's number.
 
     Raises:
-        ValueError: As `chosen_collective.take_collective`.
+        ValueError: See `chosen_collective.take_collective`.
     """
     if isinstance(chosen, CrossDeviceOps):
         return chosen.bind(communicator, options, owner)

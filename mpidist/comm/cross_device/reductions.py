@@ -162,7 +162,7 @@ class HierarchicalCopyAllReduce(PackedReduction):
     """The ranks of a node send to its first rank, these ranks all-reduce in a ring, and each sends to its node's ranks.
 
     Local. Args:
-        num_packs: As for `PackedReduction`.
+        num_packs: See `PackedReduction`.
 
     Raises:
         ValueError: `num_packs` is negative.
@@ -219,7 +219,7 @@ class NcclAllReduce(PackedReduction):
     """NCCL for CuPy arrays if it is available, otherwise the library's choice; a ring over MPI for host memory.
 
     Local. Args:
-        num_packs: As for `PackedReduction`.
+        num_packs: See `PackedReduction`.
 
     Raises:
         ValueError: `num_packs` is negative.

@@ -64,7 +64,7 @@ class UserBackend(Backend):
         maker: The user's object.
 
     Attributes:
-        maker: As given.
+        maker: The constructor's argument.
     """
 
     takes_device_arrays = True
@@ -138,7 +138,7 @@ class HookBackend(UserBackend):
         options: The options that the hooks get.
 
     Attributes:
-        ops, default, options: As given.
+        ops, default, options: The constructor's argument.
     """
 
     def __init__(self, ops: Hooks, default: CollectiveFront, options: CommunicationOptions) -> None:
@@ -220,7 +220,7 @@ class HookCollective(CollectiveFront):
         owner: See `CollectiveFront`.
 
     Attributes:
-        hooks: As `backend`.
+        hooks: See `backend`.
     """
 
     def __init__(self, backend: HookBackend, owner: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Arrival: ranks meet before a collective call begins, and ranks that come too late are named.
 
 MPI cannot cancel a collective operation that has begun (MPI 4.1, section 6.12). Ranks therefore meet before it: each
-rank sends a few bytes to rank 0, which either lets all ranks go on or tells the waiting ones who is missing. This costs
+rank sends a few bytes to rank 0, which lets all ranks continue or tells the waiting ones who is missing. This costs
 two small messages per rank and call, and is done only under `timeout_seconds`.
 """
 
@@ -56,7 +56,7 @@ class Arrival:
         Raises:
             CollectiveTimeoutError: A rank did not come in time, in this call or an earlier one. Every rank that waited
                 raises it, and so does the late rank when it comes. Messages may still be on their way, so the ranks
-                cannot go on together and should end.
+                cannot continue together and should end.
             MismatchError: The ranks make different calls.
             DeadRankError: A rank has died.
         """
@@ -64,7 +64,7 @@ class Arrival:
             return
         if self._broken is not None:
             raise mark_shared(CollectiveTimeoutError(
-                f"{call}: not begun, since the ranks no longer meet after an earlier failure: {self._broken}"
+                f"{call}: not started, since the ranks are out of step after an earlier failure: {self._broken}"
             ))
         if WATCH.dead:
             self._channel.communicator.require_whole(call)

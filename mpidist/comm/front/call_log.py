@@ -61,7 +61,7 @@ class CallLog:
         owner: The number of the strategy whose calls they are; see `CallOrder.deal`.
 
     Attributes:
-        owner: As given.
+        owner: The constructor's argument.
         begin_owned: Begins a call of this owner, see `Begin`. At first, and always under these options, it raises
             `MismatchError` before anything is moved, on every rank; then it is `CallOrder.enter`.
     """
@@ -122,7 +122,7 @@ class CallLog:
             order = self.begin(name, _Refusal(str(error)), None)
         order.show_refusal()
         try:
-            # Others come there in their call. A rank that went on would be a barrier behind them.
+            # Others come there in their call. A rank that continued would be a barrier behind them.
             self._meet()
         except BaseException as caught:
             order.fail(caught)

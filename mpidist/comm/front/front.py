@@ -55,7 +55,7 @@ class CollectiveFront(Resource):
 
     Attributes:
         communicator: The ranks.
-        backend: As given.
+        backend: The constructor's argument.
         log: The calls so far.
     """
 

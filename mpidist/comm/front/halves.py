@@ -23,7 +23,7 @@ def is_halved(dtype: np.dtype[Any], byte_count: int, wire_dtype: np.dtype[Any]) 
     """Local. Whether a sum of arrays of this dtype and size goes in the wire dtype.
 
     Args:
-        dtype: float32 does, and the wire dtype itself. float64 never does: whoever uses it wants its digits.
+        dtype: float32 does, and the wire dtype itself. float64 never does: its users want its digits.
         byte_count: The size of one rank's array; from 64 KB on.
         wire_dtype: float16 or bfloat16.
     """

@@ -61,7 +61,7 @@ class IntegerSums:
         """Collective. See `Backend.reduce`; every rank raises the root's error.
 
         Raises:
-            OverflowError: As `all_reduce`.
+            OverflowError: See `all_reduce`.
         """
         is_root = self._communicator.rank == root
         if source.size <= SMALL:
@@ -79,7 +79,7 @@ class IntegerSums:
         """Collective. See `Backend.reduce_scatter`; every rank raises the error of any slice.
 
         Raises:
-            OverflowError: As `all_reduce`.
+            OverflowError: See `all_reduce`.
         """
         own = slices_of(counts)[self._communicator.rank]
         if source.size <= SMALL:
@@ -96,7 +96,7 @@ class IntegerSums:
         """Collective. Combine what each rank has combined itself, and what need not fit.
 
         Args:
-            found: As of `exact.parts_along`, at least one element; they are used up.
+            found: The parts of `exact.parts_along`, at least one element; they are used up.
             dtype: The dtype of the integers, native.
             op: SUM or PROD.
 

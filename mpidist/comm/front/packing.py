@@ -57,7 +57,7 @@ def all_reduce_nest(
 
     Raises:
         MismatchError: Structures, shapes or dtypes differ between ranks; compared as in `Collective.all_reduce`.
-        TypeError, ValueError: As `Collective.all_reduce`. No array has changed then.
+        TypeError, ValueError: See `Collective.all_reduce`. No array has changed then.
     """
     leaves, spec = tree.flatten(nest)
     return tree.unflatten(
@@ -80,11 +80,11 @@ def all_reduce_list(
     """Collective. Combine a list of arrays and IndexedSlices over all ranks; see `all_reduce_nest`.
 
     Args:
-        collective: As of `all_reduce_nest`.
+        collective: See `all_reduce_nest`.
         leaves: The arrays and IndexedSlices.
-        op: As of `all_reduce_nest`.
-        in_place: As of `all_reduce_nest`.
-        bytes_per_pack: As of `all_reduce_nest`.
+        op: See `all_reduce_nest`.
+        in_place: See `all_reduce_nest`.
+        bytes_per_pack: See `all_reduce_nest`.
         keys: What else must be the same on all ranks, where there are several leaves; see `tree.keys`.
     """
     if len(leaves) == 1 or collective.communicator.size == 1:

@@ -31,8 +31,8 @@ _NUMBER = np.dtype(np.int64)
 # The numbers before the counts: the length and the checksum.
 _FIXED = 2
 # Tables are packed into the message up to so many bytes of values, since copies into and out of it take less time than
-# further messages. Larger copies need memory that the system provides anew, page by page, at every call: five tables of
-# 100 KB took five times as long packed as alone.
+# further messages. Larger copies need memory that the system provides again, page by page, at every call: five tables
+# of 100 KB took five times as long packed as alone.
 _PACKED_BYTES = 1 << 17
 
 
@@ -47,7 +47,7 @@ def reduce_slices(
         slices: This rank's rows, any number of them.
         merge: Add up rows of the same index, in the order of the ranks and, within a rank, in the given order. Half
             precision adds in float32.
-        densify: As `merge`. Where the ranks have mostly the same indices, lay out the rows of all indices as one array
+        densify: See `merge`. Where the ranks have mostly the same indices, lay out the rows of all indices as one array
             and all-reduce it, which then moves fewer bytes. Sums are in the order of the collective.
 
     Returns:

@@ -149,7 +149,7 @@ def use_device(index: int) -> None:
 def device_uuid(index: int) -> str:
     """Local. A name for a GPU that is the same on every rank and different from those of all other GPUs."""
     uuid = runtime.getDeviceProperties(index).get("uuid")
-    # The bus alone does not tell GPUs apart: instances of one GPU (MIG) share it, and every host counts anew.
+    # The bus alone does not tell GPUs apart: instances of one GPU (MIG) share it, and every host counts from 0.
     return f"{uuid.hex() if uuid else socket.gethostname()}/{runtime.deviceGetPCIBusId(index)}"
 
 
@@ -240,7 +240,7 @@ def elementwise_kernel(inputs: Sequence[str], outputs: Sequence[str], body: str)
 
     Args:
         inputs: Parameters as CuPy declares them, "T x" or "raw T x".
-        outputs: As `inputs`. The caller passes them, and the kernel may read them.
+        outputs: See `inputs`. The caller passes them, and the kernel may read them.
         body: CUDA C++ code for one element. Products and sums are not fused. CuPy's own option `-ftz=true` makes
             subnormal float32 numbers 0.
     """

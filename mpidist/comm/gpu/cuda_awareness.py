@@ -75,7 +75,7 @@ def _ask(library: Library, environment: Mapping[str, str]) -> Awareness:
         return answer
     cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
     if cuda.is_exclusive(cuda.current_device()):
-        return Awareness(False, f"{answer.why}, and no child process can try it: the GPU takes one process at a time")
+        return Awareness(False, f"{answer.why}, and no child process can test it: the GPU takes one process at a time")
     return start_probe().answer(str(library))
 
 
@@ -159,7 +159,7 @@ class Probe:
         if said is not None and said != library:
             return Awareness(False, f"the probe has loaded {said}, and this process {library}")
         if self._known.get("messages") and self._known.get("sums"):
-            return Awareness(True, "a child process tried it")
+            return Awareness(True, "a child process tested it")
         return Awareness(False, f"a child process tried it: {self._known.get('reason', 'it failed')}")
 
 

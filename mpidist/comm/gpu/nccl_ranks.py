@@ -38,10 +38,10 @@ class NcclRanks:
         ranks: CuPy's object.
 
     Attributes:
-        ranks: As given.
-        cuda: As given.
+        ranks: The constructor's argument.
+        cuda: The constructor's argument.
         device: The number of the GPU that was current at the start. No other one may be current in a call.
-        identity: As given.
+        identity: The constructor's argument.
         user_count: The users that have not closed it, with those that were dropped; the same on every rank.
     """
 

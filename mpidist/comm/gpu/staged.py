@@ -101,7 +101,7 @@ class StagedBackend(Backend):
         open_copier: Makes the copier for arrays that are in the same memory as the given one.
 
     Attributes:
-        inside: As given.
+        inside: The constructor's argument.
     """
 
     takes_device_arrays = True

@@ -76,7 +76,7 @@ def gather_together(communicator: Communicator, step: str, function: Callable[[]
         The results in the order of the ranks.
 
     Raises:
-        Exception: As `together`.
+        Exception: See `together`.
     """
     try:
         result = function()
@@ -100,7 +100,7 @@ def exchange(communicator: Communicator, step: str, value: T, error: Exception |
         The values in the order of the ranks.
 
     Raises:
-        Exception: As `together`.
+        Exception: See `together`.
     """
     if communicator.size == 1:
         if error is not None:
@@ -132,7 +132,7 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
         What `function` returned on rank 0.
 
     Raises:
-        Exception: As `together`.
+        Exception: See `together`.
     """
     result: T | None = None
     error: Exception | None = None
@@ -177,8 +177,8 @@ def require_same(values: list[T], subject: str, hint: str) -> None:
 
     Args:
         values: One value per rank. Every rank passes the same list, so that either all ranks raise or none does.
-        subject: As for `same_on_all`.
-        hint: As for `same_on_all`.
+        subject: See `same_on_all`.
+        hint: See `same_on_all`.
 
     Raises:
         MismatchError: The values differ. The text lists the ranks by value.

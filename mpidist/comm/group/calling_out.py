@@ -1,7 +1,7 @@
 """Calling out: a rank that has failed calls all others out of what they wait in, so that they can do something else.
 
 Those of its node see it in their page, where they wait in memory. Those of other nodes get a message, and look for it
-while they wait for the comparison of a step between nodes. Whoever waits in another call of MPI stays there.
+while they wait for the comparison of a step between nodes. A rank that waits in another call of MPI stays there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CallingOut:
         order = group.order
         self._page = order.page
         self._rank, self._size = group.rank, group.size
-        # Ranks that are still to come out may wait in MPI until this one lets it go on; any call of MPI does.
+        # Ranks that are still to come out may wait in MPI until this one lets it continue; any call of MPI does.
         self._progress = (lambda: False) if sibling.mpi is None else sibling.mpi.Iprobe
         self._mpi: Any = None
         self._tag = self._turn = 0
@@ -57,7 +57,7 @@ class CallingOut:
             RankError: A rank has failed, and makes this call no more; on every rank.
         """
         if self.is_called:
-            raise mark_shared(RankError("a call is given up: another rank has failed, and makes it no more"))
+            raise mark_shared(RankError("a call is abandoned: another rank has failed and will not make it"))
 
     def call(self) -> None:
         """Local. Call all ranks out of what they wait in, and show that this one has come out."""

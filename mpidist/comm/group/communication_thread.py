@@ -18,7 +18,7 @@ from mpidist.failures.ending import FORWARD_SECONDS
 
 logger = logging.getLogger("mpidist")
 
-# At the program's end the thread may go on as long as reductions are completed. If none is for this time, the ranks
+# At the program's end the thread may continue as long as reductions are completed. If none is for this time, the ranks
 # have begun different numbers of them, and the job ends.
 STALLED_SECONDS = 30.0
 
@@ -87,6 +87,8 @@ class CommunicationThread:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
+        # The program's thread waits for it. The thread of this object alone changes `_done_count`, the program's thread
+        # the other two counts.
         self._changed = threading.Condition()
         self._done_count = 0
         self._begun_count = 0
@@ -141,7 +143,7 @@ class CommunicationThread:
         place = f"rank {mpi.COMM_WORLD.rank} of {mpi.COMM_WORLD.size}"
         if left:
             logger.warning(
-                "%s comes to its end, and %d of %d asynchronous reductions were not waited for: their results and "
+                "%s exits, but %d of %d asynchronous reductions were not waited for: their results and "
                 "errors are lost. Call `wait()` on every handle", place, left, self._begun_count,
             )
         self._queue.put(None)
@@ -158,8 +160,8 @@ class CommunicationThread:
                 # section 11.2.2: all communication must be complete).
                 os.write(
                     2,
-                    f"mpidist: {place} comes to its end, and its asynchronous reduction number {seen + 1} has waited "
-                    f"{STALLED_SECONDS:g} s for other ranks, which began fewer of them; the job ends\n".encode(),
+                    f"mpidist: {place} exits, but its asynchronous reduction number {seen + 1} has waited "
+                    f"{STALLED_SECONDS:g} s for other ranks, which started fewer of them; the job ends\n".encode(),
                 )
                 # MPICH's launcher Hydra was seen to drop output written just before an abort.
                 time.sleep(FORWARD_SECONDS)

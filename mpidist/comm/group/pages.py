@@ -29,7 +29,7 @@ class _Own(NamedTuple):
         page: The page.
         descriptor: The descriptor of its file, open as long as the process lives: the others open the file through it.
         shown: The way to the file.
-        process: Whose page it is: a forked child inherits this object.
+        process: The owner of the page: a forked child inherits this object.
     """
 
     page: Page

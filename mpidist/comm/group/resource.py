@@ -103,7 +103,7 @@ _held: set[Identity] = set()
 
 
 class Claim:
-    """The right to something that all ranks of a group give back together.
+    """A resource that all ranks of a group must release collectively.
 
     Args:
         owner: The claim is dropped when the garbage collector takes this object, if it has not ended before.

@@ -34,7 +34,7 @@ def require_directory() -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{DIRECTORY_VARIABLE} must name a directory in memory (tmpfs) in which this user can make files, got "
+            f"{DIRECTORY_VARIABLE} must name a directory in memory (tmpfs) in which this user can create files, got "
             f"{directory()}: {error.strerror}. Make it, or leave the variable out to use /dev/shm",
         ) from error
 
@@ -76,6 +76,7 @@ class SharedFile:
             self.descriptor = -1 if has_name else _open_nameless(folder)
         if folder is not None and self.descriptor < 0:
             self._path = folder / f"mpidist-{os.urandom(8).hex()}"
+            # Exclusive: never a file or a link that another user has put into a directory to which all may write.
             self.descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         status = os.fstat(self.descriptor)
         through = f"/proc/{os.getpid()}/fd/{self.descriptor}"
@@ -124,7 +125,7 @@ def open_shared(shown: Shown, folder: Path | None) -> int:
     if (status.st_dev, status.st_ino) != shown.identity:
         os.close(descriptor)
         raise FileNotFoundError(
-            errno.ENOENT, f"{shown.name or shown.through} is another file here than on the rank that has made it "
+            errno.ENOENT, f"{shown.name or shown.through} is a different file here than on the rank that created it "
             "(different containers?)"
         )
     return descriptor

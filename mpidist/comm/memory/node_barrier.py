@@ -16,7 +16,7 @@ from mpidist.failures.deaths import WATCH
 # Looks at the others' words before this rank gives its core away between looks: about 80 us. Fewer looks are no
 # faster on an idle machine; on a busy one another program takes the core and keeps it for milliseconds.
 _SPINS = 2000
-# Once in so many looks MPI gets a chance to go on: the rank that this one waits for may wait in MPI until this one
+# Once in so many looks MPI gets a chance to progress: the rank that this one waits for may wait in MPI until this one
 # sends or receives, and MPI need not make progress outside its calls (MPI 4.1, 2.9).
 _PROGRESS_LOOKS = 64
 
@@ -76,7 +76,7 @@ class NodeBarrier:
                     break
                 looks += 1
                 if looks > self._spins:
-                    # It also releases the GIL, so that other threads of this process go on during a long wait.
+                    # It also releases the GIL, so that other threads of this process continue during a long wait.
                     os.sched_yield()
                     if looks % _PROGRESS_LOOKS == 0:
                         self._progress()

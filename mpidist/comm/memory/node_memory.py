@@ -95,7 +95,7 @@ def _share(communicator: Communicator, byte_count: int, *, has_name: bool) -> tu
             _reserve(descriptor, share, folder, byte_count)
             return descriptor
 
-        # A failed step raises on every rank: no rank may go on alone. No rank leaves `together` before every rank has
+        # A failed step raises on every rank: none may continue alone. No rank leaves `together` before every rank has
         # entered it: by then each has opened the file or failed, and the first one's descriptor can be closed. The
         # mapped memory stays until the last rank unmaps it or ends.
         descriptor = together(communicator, f"reserving {byte_count} bytes of node memory in {folder}", reserve)
@@ -134,7 +134,7 @@ def _reserve(descriptor: int, share: tuple[int, int], folder: Path, byte_count: 
             free = os.statvfs(folder)
             raise OSError(
                 errno.ENOSPC,
-                f"expected {byte_count} bytes free in {folder}, each rank reserving its share, and got no room for the "
+                f"expected {byte_count} bytes free in {folder}, each rank reserving its share, got no room for the "
                 f"{end - begin} bytes of this rank: {free.f_bavail * free.f_frsize} bytes free. Enlarge it (a "
                 "container's --shm-size), or build the strategy with shared=False",
             ) from error

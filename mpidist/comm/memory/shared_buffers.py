@@ -55,7 +55,7 @@ class SharedBuffers:
         buffer = next(known for known in self._known if known.number == number)
         memory = buffer.memory()
         if memory is None:
-            raise RuntimeError("an array over a shared buffer exists, and its memory does not")
+            raise RuntimeError("the memory of a shared buffer was freed while an array still uses it")
         starts = (buffer.stride * rank + offset for rank in range(self._size))
         return [memory[start : start + like.nbytes].view(like.dtype) for start in starts]
 

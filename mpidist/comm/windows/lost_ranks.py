@@ -39,6 +39,7 @@ class Losses:
 
     def dead(self) -> frozenset[int]:
         """Local. The ranks that are known to be dead."""
+        # Counted before the copy: a death that is noted between the two is read again at the next call.
         known = len(WATCH.dead)
         if known != self._known:
             dead = WATCH.dead.copy()
@@ -56,7 +57,7 @@ class Losses:
         """Local. Take note of a death.
 
         Args:
-            rank: Who is dead.
+            rank: The dead rank.
             error: The error of its connection; a host that says nothing any more may be alive.
         """
         if rank not in self.dead():
@@ -110,8 +111,8 @@ class Losses:
         if rank in self.gone():
             process = self.processes[rank]
             is_silent = WATCH.dead.get(process, "").endswith(IS_SILENT)
-            dead = "cannot be reached, whose host says nothing any more" if is_silent else "is dead"
-            why = dead if rank in self.dead() else "is given up" if rank in self.forgotten else "has left"
+            dead = "cannot be reached, since its host no longer responds" if is_silent else "is dead"
+            why = dead if rank in self.dead() else "was declared lost" if rank in self.forgotten else "has left"
             raise DeadRankError(
                 f"rank {rank} of {len(self.processes)} (process {process.number} on {process.host}) {why}: its "
                 "heap is lost to this rank. Restore what it held from the last checkpoint"

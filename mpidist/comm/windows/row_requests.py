@@ -36,7 +36,7 @@ def answer(memory: AnyArray, asked: bytes | bytearray | memoryview) -> AnyArray:
 
     Args:
         memory: The heap.
-        asked: As of `questions`.
+        asked: See `questions`.
 
     Returns:
         Bytes of shape (n, row bytes).

@@ -40,7 +40,7 @@ _ROWS = (
     # one did not return in one of 186, and 5 of 16 hung where it was sending 100 KB or 16 MB. By "shm" 9 of 50 hung.
     _Row(
         lambda library, hosts, nodes: library.name == "MPICH" and nodes > hosts, WindowWay.SOCKETS,
-        "MPICH takes ranks of one host for nodes, and where one of them dies, others may hang in a queue of UCX",
+        "MPICH treats ranks of one host as nodes: when one of them dies, others may hang in a queue of UCX",
     ),
     _Row(lambda _, hosts, __: hosts == 1, WindowWay.RMA, "one-sided calls on one host need no help of the target"),
     _Row(lambda *_: True, WindowWay.RMA, "the default of this MPI"),

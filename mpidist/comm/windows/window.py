@@ -1,6 +1,6 @@
 """The window: memory of some ranks that all ranks of a group read and write, and messages between two of them.
 
-Nothing in it is collective but its beginning and its end, so that it goes on after the death of a rank.
+Nothing in it is collective but its beginning and its end, so that it continues after the death of a rank.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Window(Resource, Protocol):
         """Local. Begin to read a rank's heap.
 
         Args:
-            rank: Whose heap; this rank's own is allowed.
+            rank: The owner of the heap; this rank's own is allowed.
             offset: The first byte.
-            into: As many bytes as are to be read: a writable, C-contiguous NumPy array of any numeric dtype. Its values
+            into: The array to read into: a writable, C-contiguous NumPy array of any numeric dtype. Its values
                 are valid after `flush`.
 
         Raises:
@@ -78,13 +78,13 @@ class Window(Resource, Protocol):
         What calls of it read of one rank is read in the order of the calls. It is not ordered with `get` and `put`.
 
         Args:
-            rank: Whose heap; this rank's own is allowed.
+            rank: The owner of the heap; this rank's own is allowed.
             offset: The first byte of row 0.
             numbers: The numbers of the rows, int64 of shape (n,), in any order; one may occur several times.
-            into: As for `get`, of shape (n, ...): `into[i]` gets row `numbers[i]`. Its shape says how long a row is.
+            into: See `get`; its shape is (n, ...): `into[i]` gets row `numbers[i]`. Its shape says how long a row is.
 
         Raises:
-            Exception: As `get`; ValueError and TypeError also for `numbers`.
+            Exception: See `get`; ValueError and TypeError also for `numbers`.
         """
         ...
 
@@ -92,12 +92,12 @@ class Window(Resource, Protocol):
         """Local. Begin to write into a rank's heap.
 
         Args:
-            rank: Whose heap; this rank's own is allowed.
+            rank: The owner of the heap; this rank's own is allowed.
             offset: The first byte.
             array: C-contiguous, of any numeric dtype. It must not change until `flush`.
 
         Raises:
-            Exception: As `get`.
+            Exception: See `get`.
         """
         ...
 
@@ -105,7 +105,7 @@ class Window(Resource, Protocol):
         """Local. Complete gets and puts: `into` arrays hold the values, and that rank sees what was put.
 
         Args:
-            rank: Whose heap was read and written.
+            rank: The owner of the heap that was read and written.
 
         Raises:
             ValueError: There is no such rank.
@@ -118,7 +118,7 @@ class Window(Resource, Protocol):
         """Local. Send a message. It does not wait for the receiver, and nothing is sent to a lost rank.
 
         Messages of one rank to another arrive in their order. Who receives it sees what this rank has flushed before.
-        A large message goes on while this rank is in calls of the window.
+        A large message continues while this rank is in calls of the window.
 
         Args:
             rank: The receiver; this rank itself is allowed.
@@ -232,7 +232,7 @@ def require_rank(window: Window, rank: int) -> None:
         return
     require_open(window)
     if whole("rank", rank) not in range(window.size):
-        raise ValueError(f"`rank` must be from 0 to {window.size - 1}, the ranks of the window, got {rank}")
+        raise ValueError(f"`rank` must be between 0 and {window.size - 1}, the ranks of the window, got {rank}")
 
 
 def part_of_heap(window: Window, rank: int, offset: int, array: AnyArray, *, writes: bool = False) -> AnyArray:
@@ -240,7 +240,7 @@ def part_of_heap(window: Window, rank: int, offset: int, array: AnyArray, *, wri
 
     Args:
         window: The window.
-        rank: Whose heap.
+        rank: The owner of the heap.
         offset: The first byte in the heap.
         array: The array.
         writes: Whether the array is written to.
@@ -249,7 +249,7 @@ def part_of_heap(window: Window, rank: int, offset: int, array: AnyArray, *, wri
         The array's memory as uint8, of one axis.
 
     Raises:
-        Exception: As `Window.get`.
+        Exception: See `Window.get`.
     """
     require_rank(window, rank)
     _require_array("into" if writes else "array", array, writes=writes)
@@ -262,7 +262,7 @@ def rows_of_heap(window: Window, rank: int, offset: int, numbers: AnyArray, into
 
     Args:
         window: The window.
-        rank: Whose heap.
+        rank: The owner of the heap.
         offset: The first byte of row 0.
         numbers: The numbers of the rows.
         into: The array.
@@ -271,7 +271,7 @@ def rows_of_heap(window: Window, rank: int, offset: int, numbers: AnyArray, into
         The array's memory as uint8, of shape (n, row bytes).
 
     Raises:
-        Exception: As `Window.get_rows`.
+        Exception: See `Window.get_rows`.
     """
     require_rank(window, rank)
     _require_array("into", into, writes=True)

@@ -117,9 +117,9 @@ def distribute_datasets_from_function(
         dataset_fn: Called once, with `InputContext(n, rank, replica_count)`. Lengths may differ between ranks: all
             ranks make as many steps as the longest dataset has, and a rank without data gets empty batches.
         communicator: The ranks that step together.
-        options: As for `DistributedDataset`.
-        namespace: As for `DistributedDataset`.
-        everyone: As for `DistributedDataset`.
+        options: See `DistributedDataset`.
+        namespace: See `DistributedDataset`.
+        everyone: See `DistributedDataset`.
         replica_count: The number of replicas. Default: that of the ranks.
 
     Returns:

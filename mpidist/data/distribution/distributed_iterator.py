@@ -236,7 +236,7 @@ class DistributedIterator(Iterator[Any]):
         self._template = None
 
     def close(self) -> None:
-        """Local. End prefetching; `next` goes on from the same position. A second call does nothing."""
+        """Local. End prefetching; `next` continues from the same position. A second call does nothing."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -225,7 +225,7 @@ def _pipeline_of(pipeline: Pipeline, policy: AutoShardPolicy, readers: int, read
 def _others(
     pipeline: Pipeline, wanted: AutoShardPolicy, communicator: Communicator
 ) -> Callable[[int], RankShare] | None:
-    """A function that goes on with a pass of another number of readers; None where ranks share no files or hints."""
+    """A function that continues with a pass of another number of readers; None where ranks share no files or hints."""
     is_by_file = wanted in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE) and file_count(pipeline) is not None
     is_by_hint = wanted is AutoShardPolicy.HINT and has_hint(pipeline)
     if pipeline.grouping is None or not (is_by_file or is_by_hint):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mpidist.data.items.sharding import count_groups
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Stream, drop_items, join
 
-# A block may hold all rows of a data set, after a full shuffle. To cut all of it at once would delay the first batch.
+# A block may hold all rows of a dataset, after a full shuffle. To cut all of it at once would delay the first batch.
 _GROUPS_AT_ONCE = 256
 
 

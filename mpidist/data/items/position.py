@@ -56,7 +56,7 @@ def load_position(
         stream: Its drawn seeds are set.
         state: A result of `position_state`.
         readers: 0 where the position must not name any.
-        batch_size: As for `position_state`. A position that was saved with another one is converted where that is
+        batch_size: See `position_state`. A position that was saved with another one is converted where that is
             possible.
 
     Returns:

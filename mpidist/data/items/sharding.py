@@ -45,7 +45,7 @@ def shared_sizes(batch_sizes: Sequence[int], readers: int, reader: int) -> tuple
     In step k the reader takes the size number k of the `rotated_sizes` of the step's global size.
 
     Raises:
-        ValueError: As for `rotated_sizes`.
+        ValueError: See `rotated_sizes`.
     """
     rotated = [rotated_sizes(size, readers, reader) for size in batch_sizes]
     steps = range(math.lcm(len(rotated), readers))

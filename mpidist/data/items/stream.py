@@ -124,7 +124,7 @@ class RowNumbers:
 
 @dataclass(frozen=True)
 class Elements:
-    """The elements of an iterable, one at a time. It is opened anew for every pass."""
+    """The elements of an iterable, one at a time. It is opened again for every pass."""
 
     open: Callable[[], Iterable[Any]]
 

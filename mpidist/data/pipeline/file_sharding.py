@@ -43,7 +43,7 @@ def file_digests(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def is_all_of_files(pipeline: Pipeline, pairs: type[Any]) -> bool:
-    """Local. Whether all examples are of files that can be shared out: none is lost or repeated then, or paired anew.
+    """Local. Whether all examples are of files that can be shared out without losing, repeating or re-pairing any.
 
     Args:
         pipeline: The pipeline.

@@ -110,8 +110,8 @@ def stopped(what: str) -> RuntimeError:
         what: The thing that raised it.
     """
     return RuntimeError(
-        f"{what} raised StopIteration, expected an element. It comes from a `next` without more to give: end the data "
-        "with take or take_while"
+        f"{what} raised StopIteration, expected an element. A `next` in it has reached the end of its iterator: end "
+        "the data with take or take_while"
     )
 
 

@@ -147,8 +147,8 @@ class Incoming:
 
     Attributes:
         mpi: The communicator of the messages.
-        ranks: As given.
-        tag: As given.
+        ranks: The constructor's argument.
+        tag: The constructor's argument.
 
     Args:
         communicator: An mpi4py intracommunicator; None stands for all ranks of the job.
@@ -182,7 +182,7 @@ class Incoming:
             if both and tag == other.tag and MPI.Comm.Compare(mpi, other.mpi) == MPI.IDENT:
                 raise ValueError(
                     f"from_ranks: rank {min(both)} sends its samples with the tag {tag} to another dataset of this "
-                    "program, and each message comes once. Give the second stream another tag"
+                    "program, and each message arrives once. Give the second stream another tag"
                 )
         prepare_end(mpi)
         self.mpi: MPI.Intracomm = mpi
@@ -226,7 +226,7 @@ class Incoming:
         """
         if self._began or start:
             raise RuntimeError(
-                "from_ranks: samples of other ranks come once, so a dataset of them is read once and from its "
+                "from_ranks: samples of other ranks arrive once, so a dataset of them is read once and from its "
                 f"beginning, got {'a second pass' if self._began else f'a saved position, after {start} samples'}. "
                 "Keep them with cache() for further passes; leave the iterator out of checkpoints"
             )
@@ -260,7 +260,7 @@ class Incoming:
         begin, had_header = time.monotonic(), bool(stream.layouts)
         patience, limit = warn_seconds(), limit_seconds()
         while True:
-            # All of them: what others have sent meanwhile lets them go on.
+            # All of them: what others have sent meanwhile lets them continue.
             for one in self._streams:
                 one.receive()
             sample = stream.take()

@@ -1,4 +1,4 @@
-"""One copy of an in-memory data set per node: each rank of the node reads some rows into node memory."""
+"""One copy of an in-memory dataset per node: each rank of the node reads some rows into node memory."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def from_ranks(
 
     The samples are this rank's own: `distribute_datasets_from_function` makes the dataset under a strategy. They come
     once, from the ranks in turns, and cannot be read again after a restart. What is not read when the program ends is
-    received and dropped, so that senders come to their end, too.
+    received and dropped, so that senders end, too.
 
     Args:
         cls: The class of the dataset.
@@ -49,7 +49,7 @@ def from_ranks(
         communicator: The mpi4py intracommunicator that the messages use; default: all ranks of the job, which is
             `MPI_COMM_WORLD` for the other programs.
         tag: The tag of the messages, 0 or more; a tag for each dataset.
-        receives: So many samples of each rank are received ahead, whenever one is taken.
+        receives: Number of samples of each rank that are received ahead, whenever one is taken.
 
     Returns:
         A dataset of arrays, or of tuples of arrays where a sample has several. Its length is unknown.

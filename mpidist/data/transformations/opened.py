@@ -59,7 +59,7 @@ def flat_map(dataset: D, map_func: Callable[..., Any]) -> D:
 
     Args:
         dataset: The dataset.
-        map_func: As for `interleave`.
+        map_func: See `interleave`.
 
     Raises:
         TypeError: `map_func` is not a function.

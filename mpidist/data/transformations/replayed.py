@@ -60,7 +60,7 @@ def filter_elements(dataset: D, predicate: Callable[..., Any]) -> D:
 def take_while(dataset: D, predicate: Callable[..., Any]) -> D:
     """Local. Keep the elements before the first for which `predicate` is false. Every rank reads all of them.
 
-    A pass goes on from a saved position by reading it again from its beginning.
+    A pass continues from a saved position by reading it again from its beginning.
 
     >>> from mpidist.data import Dataset
     >>> [int(x) for x in Dataset.range(10).take_while(lambda x: x < 3)]
@@ -76,7 +76,7 @@ def take_while(dataset: D, predicate: Callable[..., Any]) -> D:
 def unique(dataset: D) -> D:
     """Local. Keep the first of elements that are equal. Every rank reads all, and keeps all different ones in memory.
 
-    Two elements are equal where their structures, shapes and values are. A pass goes on from a saved position by
+    Two elements are equal where their structures, shapes and values are. A pass continues from a saved position by
     reading it again from its beginning.
 
     >>> from mpidist.data import Dataset
@@ -89,7 +89,7 @@ def unique(dataset: D) -> D:
 def scan(dataset: D, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -> D:
     """Local. Make an element of each element and of a state that goes from one to the next. Every rank reads all.
 
-    Each pass begins with `initial_state`; so does each repetition of a `repeat` after it. A pass goes on from a saved
+    Each pass begins with `initial_state`; so does each repetition of a `repeat` after it. A pass continues from a saved
     position by reading it again from its beginning, or from that of the repetition where the number of elements is
     known. Under the policies FILE, HINT and OFF each rank has a state of its own.
 
@@ -125,7 +125,7 @@ def next_state(caller: str, state: Any, value: Any) -> Any:
     """Local. A state that a user's function has returned, as arrays.
 
     Args:
-        caller: Who called the function, for errors.
+        caller: The caller of the function, for errors.
         state: The state before.
         value: The function's result.
 

@@ -52,7 +52,7 @@ class Chief(Decisions, ServedHome):
         station: The station of this process.
         servers: The ranks of the servers.
         slots: The slots of each heap.
-        versions: As of `Decisions`.
+        versions: See `Decisions`.
         partitioner: Says into how many shards a variable is cut.
         worker: The home of variables as functions see it, where they run in this process.
 
@@ -269,7 +269,7 @@ class Chief(Decisions, ServedHome):
                 self.station.send(send)
 
     def end_cut(self) -> dict[int, Any]:
-        """Local. See `ServedHome.end_cut`. Closures go on meanwhile."""
+        """Local. See `ServedHome.end_cut`. Closures continue meanwhile."""
         self.wait_for_cut()
         saved = self.commits.saved.items()
         outcomes = {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}

@@ -42,7 +42,7 @@ class Dropped:
 
         Args:
             given: The object. It must not be dropped while something in flight uses it.
-            kind: As of `Discard`, for workers.
+            kind: See `Discard`, for workers.
             number: The number of this kind.
             place: The place of a variable.
         """

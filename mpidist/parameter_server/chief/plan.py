@@ -85,12 +85,12 @@ def require_plannable(variables: Sequence[BaseVariable], options: OptimizerOptio
     """
     if options.gradient_accumulation_steps:
         raise NotImplementedError(
-            "gradient_accumulation_steps is not there under a ParameterServerStrategy, whose calls run on "
+            "gradient_accumulation_steps is not supported under a ParameterServerStrategy, whose calls run on "
             "different workers: add up the gradients inside the closure"
         )
     if options.ema_overwrite_frequency:
         raise NotImplementedError(
-            "ema_overwrite_frequency is not there under a ParameterServerStrategy: call finalize_variable_values "
+            "ema_overwrite_frequency is not supported under a ParameterServerStrategy: call finalize_variable_values "
             "after `join`"
         )
     if not all(len(served_parts(variable)) == len(variable.parts) for variable in variables):

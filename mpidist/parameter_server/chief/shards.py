@@ -21,11 +21,11 @@ _Make = Callable[[], "AnyArray | Drawn"]
 
 
 class Cell(NamedTuple):
-    """A variable in one place that is to be made.
+    """A new variable in one place.
 
     Attributes:
         name: For people.
-        dtype: Of the variable.
+        dtype: The dtype of the variable.
         make: Gives its initial value, which may have another dtype, or how its server makes it.
     """
 
@@ -51,7 +51,7 @@ def cells_of(
 
     Raises:
         ValueError: The partitioner gives no numbers of shards; or as `initial_array`.
-        TypeError: As `initial_array`.
+        TypeError: See `initial_array`.
     """
     def array_of(given: Any) -> AnyArray:
         return np.asarray(initial_array(given, dtype, name, aggregation, has_rows=has_rows, is_on_read=is_on_read))

@@ -32,7 +32,7 @@ class HeapVariable:
         name: For people.
 
     Attributes:
-        place, name: As given.
+        place, name: The constructor's argument.
     """
 
     def __init__(self, memory: AnyArray, place: ServedPlace, name: str = "") -> None:

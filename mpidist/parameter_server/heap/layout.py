@@ -41,7 +41,7 @@ class Slots:
         """Local. The first byte of a slot.
 
         Args:
-            rank: Who pushes.
+            rank: The rank that pushes.
             slot: Which of its slots.
         """
         return (self.ranks.index(self.joined.get(rank, rank)) * SLOTS + slot) * self.slot_bytes
@@ -52,7 +52,7 @@ def slots_of(heap_bytes: int, ranks: Sequence[int], slot_bytes: int | None) -> S
 
     Args:
         heap_bytes: The size of the heap.
-        ranks: Who pushes.
+        ranks: The ranks that push.
         slot_bytes: The size of a slot; by default all slots together take half of the heap.
 
     Raises:
@@ -104,7 +104,7 @@ class Space:
 
         Args:
             begin: Its first byte.
-            byte_count: As of `take`.
+            byte_count: See `take`.
         """
         pieces = sorted([*self._free, (begin, begin - (-byte_count // ALIGNMENT) * ALIGNMENT)])
         joined = pieces[:1]

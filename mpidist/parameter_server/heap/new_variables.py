@@ -18,7 +18,7 @@ class Drawn(NamedTuple):
         function: Gives the pieces.
         shape: The shape of the value.
         offset: Its first element in the whole variable, of which it may be a shard.
-        dtype: Of the value.
+        dtype: The dtype of the value.
     """
 
     function: Placed

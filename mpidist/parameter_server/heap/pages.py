@@ -42,7 +42,7 @@ class HeapMemory:
 
         Args:
             begin: The first byte.
-            byte_count: So many.
+            byte_count: Number of bytes.
             what: The part, for the error.
 
         Raises:
@@ -76,8 +76,8 @@ def _free_bytes() -> int:
 def _full(what: str, missing: int) -> HeapFullError:
     return HeapFullError(
         f"{what} takes {missing} bytes that the heap has not used before, and {_FOLDER} of {socket.gethostname()} has "
-        f"{_free_bytes()} bytes free: MPI makes heaps there, whose memory comes when it is first used. Enlarge it (a "
-        "container's --shm-size), remove other files there, or drop variables"
+        f"{_free_bytes()} bytes free: MPI makes heaps there, whose memory is allocated when it is first used. Enlarge "
+        "it (a container's --shm-size), remove other files there, or drop variables"
     )
 
 

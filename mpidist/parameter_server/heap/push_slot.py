@@ -71,11 +71,11 @@ class Pushed:
         """Local. Write a change; the array may be changed afterwards. Returns where in the heap it is.
 
         Args:
-            kind: As of `Change`.
+            kind: See `Change`.
             variable: The number of the variable.
             array: The array of its dtype.
-            step: As of `Change`.
-            factor: As of `Change`.
+            step: See `Change`.
+            factor: See `Change`.
 
         Raises:
             MemoryError: The slot is too small, or the server has no memory for it (HeapFullError).

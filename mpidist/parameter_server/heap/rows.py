@@ -35,7 +35,7 @@ def unpack(packed: AnyArray, place: ServedPlace) -> tuple[AnyArray, AnyArray]:
     """Local. The numbers of rows, and their values of shape (n, width), which share the memory of `packed`.
 
     Args:
-        packed: As of `pack`.
+        packed: See `pack`.
         place: The place of the variable.
     """
     dtype = np.dtype(place.dtype)
@@ -170,7 +170,7 @@ def written(place: ServedPlace, kind: str, packed: AnyArray) -> Callable[[AnyArr
     Args:
         place: The place of the variable.
         kind: With `SCATTER`.
-        packed: As of `pack`.
+        packed: See `pack`.
     """
     numbers, values = unpack(packed, place)
 

@@ -100,7 +100,7 @@ def scatter(variable: HeapVariable, kind: str, packed: AnyArray) -> None:
     Args:
         variable: A table or another one.
         kind: With `SCATTER`.
-        packed: As of `rows.pack`.
+        packed: See `rows.pack`.
 
     Raises:
         OverflowError: Integers would wrap. Nothing has changed.

@@ -69,7 +69,7 @@ def read_in_pieces(
         place: The place of the variable.
         known: What was read before; returned for an unchanged variable.
         memory: For the value; by default new memory.
-        is_relaxed: As of `read_whole`.
+        is_relaxed: See `read_whole`.
         piece_bytes: After so many there is a pause; default: none.
 
     Returns:

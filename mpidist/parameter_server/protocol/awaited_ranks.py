@@ -11,12 +11,15 @@ from mpidist.failures.watchdog import WATCHDOG
 from mpidist.observe.output import flush, say
 from mpidist.recorder.time_limits import LIMIT_VARIABLE, limit_seconds, warn_seconds
 
-# So many processes are listed in a report.
+# The number of processes that are listed in a report.
 _LISTED = 8
-UNSEEN = "its host shows nothing of it here: MPIDIST_JOB_DIR=DIRECTORY, of all hosts, lets ranks see each other"
+UNSEEN = (
+    "its host shows nothing of it here: MPIDIST_JOB_DIR=DIRECTORY, on a file system that all hosts share, lets ranks "
+    "see each other"
+)
 ADVICE = (
-    f"Nothing goes on without a server. {LIMIT_VARIABLE}=SECONDS ends a job that waits longer; the next one goes "
-    "on from the last checkpoint"
+    f"Training cannot continue without a server. {LIMIT_VARIABLE}=SECONDS ends a job that waits longer; the next one "
+    "resumes from the last checkpoint"
 )
 
 
@@ -42,7 +45,7 @@ class Awaited:
         key_of: The process of a rank.
 
     Attributes:
-        wait: The one that goes on, if there is one. Read by the watchdog's thread.
+        wait: The one in progress, if there is one. Read by the watchdog's thread.
     """
 
     def __init__(self, name_of: Callable[[int], str], key_of: Callable[[int], Key]) -> None:

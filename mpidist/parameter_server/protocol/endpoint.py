@@ -42,7 +42,7 @@ class Station:
         window: To the others.
         name_of: What to call a rank: "worker 1".
         key_of: The process of a rank.
-        needed: The ranks without which nothing goes on: coordinator and servers.
+        needed: The ranks without which training cannot continue: coordinator and servers.
         whole: Surrounds what an interrupt must not tear apart; on the chief a `Whole`.
 
     Attributes:
@@ -126,7 +126,7 @@ class Station:
         for rank in range(self.window.size):
             if rank not in gone:
                 self.send(Send(rank, Left(reason)))
-        # What was sent goes on while this process is in the window.
+        # What was sent continues while this process is in the window.
         self.window.poll(_LAST_SECONDS)
         self.window.drop()
 
@@ -220,10 +220,10 @@ class Station:
         Args:
             rank: The process.
             name: What is wanted.
-            number: As `post` has returned it. If this call is interrupted it can be waited for again.
+            number: The number that `post` has returned. If this call is interrupted it can be waited for again.
 
         Raises:
-            Exception: As `call`.
+            Exception: See `call`.
         """
         with self.awaited((rank,), f"answer {name!r}"):
             while (answer := self._answers[number]) is None:
@@ -257,7 +257,7 @@ class Station:
         """Local. Answer a call by what a function returns or raises.
 
         Args:
-            sender: Who has asked.
+            sender: The rank that has asked.
             call: The call.
             function: Gets the call's arguments.
         """

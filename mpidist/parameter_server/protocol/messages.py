@@ -210,7 +210,7 @@ class Round(NamedTuple):
     Their gradients for the same step are added in the order of the parts, and count as the mean of those who make it.
 
     Attributes:
-        number: As of `Commit`.
+        number: See `Commit`.
         parts: The updates that have pushed to this server, in the order of their workers.
         steps: All steps of the round.
         counts: For each step, the number of updates that make it, on whatever servers.
@@ -269,7 +269,7 @@ class CutDone(NamedTuple):
 
 
 class Build(NamedTuple):
-    """Coordinator to worker: make a resource, a value or a data set that stays on the worker.
+    """Coordinator to worker: make a resource, a value or a dataset that stays on the worker.
 
     Attributes:
         resource: Its number.
@@ -289,7 +289,7 @@ class Built(NamedTuple):
         resource: Its number.
         error: The pickled exception; empty if it was made.
         traceback: Its text.
-        begun: Of an iterator over the worker's own data, as `OwnIterator.begun`.
+        begun: `OwnIterator.begun` of an iterator over the worker's own data.
     """
 
     resource: int

@@ -143,9 +143,9 @@ def variable_of(
 
     Args:
         home: The home of this process.
-        place: As of `ServedPlace`.
+        place: See `ServedPlace`.
         name: The name of the variable.
-        trainable: Of the variable.
+        trainable: Whether the variable is trainable.
         is_sum: Whether it is the variable of a metric.
     """
     return (ServedSum if is_sum else ServedVariable)(home, ServedPlace(*place), name=name, trainable=trainable)
@@ -204,8 +204,8 @@ def dump_result(result: object) -> bytes:
         return dump_arguments(result, describing_handle_of)
     except Exception as error:
         raise TypeError(
-            f"the function has returned what cannot be sent to the coordinator: {error}. Return arrays, numbers, or "
-            "nests of them; what shall stay on the worker is made by create_per_worker_value"
+            f"the function has returned a value that cannot be sent to the coordinator: {error}. Return arrays, "
+            "numbers, or nests of them; a value that must stay on the worker is made by create_per_worker_value"
         ) from error
 
 
@@ -213,7 +213,7 @@ def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:
     """Local. Arguments with the results that they take, whose handles are `("input", place)`.
 
     Args:
-        arguments: As of `dump_arguments`.
+        arguments: See `dump_arguments`.
         inputs: The results, likewise, in the order of their places.
     """
     return pickle.dumps(list(inputs)) + arguments
@@ -223,7 +223,7 @@ def arguments_label(arguments: bytes) -> str:
     """Local. Dumped arguments in words, as in a call: "(3, rate=0.5)"; never all of an array or a list.
 
     Args:
-        arguments: As of `dump_arguments`, of a tuple and a dictionary.
+        arguments: See `dump_arguments`, of a tuple and a dictionary.
     """
     if len(arguments) > _LABELLED_BYTES:
         return f"(... {len(arguments)} bytes of arguments)"

@@ -1,4 +1,4 @@
-"""Signals that tell of the job's end: whichever process of the job gets one tells the chief, and lives on."""
+"""Signals that announce the job's end: a process of the job that gets one tells the chief, and survives."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class OwnersLock:
         """
         if self._process is not None and self._process != os.getpid():
             raise RuntimeError(
-                "this process was forked from a rank of a job with parameter servers, and is none itself: it can "
+                "this process was forked from a rank of a job with parameter servers and is not a rank itself: it can "
                 "neither use variables nor schedule functions. Let its parent do that, and give it arrays "
                 "(`variable.numpy()`)"
             )
@@ -172,7 +172,7 @@ class OwnThreads:
     def in_this_process(self) -> Iterator[None]:
         """Local. Surround a function of the program: a child that it has forked ends with it.
 
-        It would go on as this process else, and speak to the other ranks in its name.
+        It would continue as this process else, and speak to the other ranks in its name.
         """
         error: BaseException | None = None
         try:
@@ -247,9 +247,8 @@ class Whole:
         if self._is_torn:
             # A message may be lost, and who waits for what it asked for would never stop.
             raise InterruptedCallError(
-                "a second interrupt has ended a message between the chief and other ranks in the middle, so that the "
-                "coordinator can do nothing more. Start the job again: a program that saves checkpoints resumes from "
-                "the last one"
+                "a second interrupt has cut off a message between the chief and another rank, so the coordinator "
+                "cannot continue. Restart the job: a program that saves checkpoints resumes from the last one"
             )
         self._order.during("a message of parameter servers")
 

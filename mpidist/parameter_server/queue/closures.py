@@ -4,7 +4,7 @@ Messages and losses go in, and what is to be sent and what has ended comes out; 
 decided, once and for all, when its worker has finished it and every server it has pushed to is prepared. Until then
 the loss of the worker makes it void, and the closure waits again at once; after it nothing can stop the attempt.
 
-A failed function stores the first error (`error`). Whoever schedules or joins next calls `cancel`, waits until nothing
+A failed function stores the first error (`error`). The next `schedule` or `join` calls `cancel`, waits until nothing
 is in flight, and raises `take_error`; then all is as new.
 """
 
@@ -139,7 +139,7 @@ class Closures(Book):
         Args:
             rank: Its rank, which no worker had before.
             now: The time.
-            own: As of `Resources.joined`.
+            own: See `Resources.joined`.
         """
         timed = [] if self._deadlines is None else [Send(rank, Timed())]
         return [*timed, *self.resources.joined(self._workers.join(rank), own or {}), *self._dispatch(now)]
@@ -316,7 +316,7 @@ class Closures(Book):
         return actions
 
     def end_round(self) -> list[Action]:
-        """Local. Let updates count that wait for others, if there will be no others before the program goes on."""
+        """Local. Let updates count that wait for others, if there will be no others before the program continues."""
         return [*self._commit(self.versions.rest(self.in_flight + len(self._suspects.held)))]
 
     def _decide(self, number: int) -> list[Action]:

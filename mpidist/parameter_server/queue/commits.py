@@ -33,7 +33,7 @@ class Attempt(NamedTuple):
     """An attempt whose update is decided.
 
     Attributes:
-        worker: Who has pushed it.
+        worker: The worker that has pushed it.
         closure: The closure.
         attempt: The attempt.
         servers: That hold a part of the update.
@@ -89,7 +89,7 @@ class Commits:
         """Local. The next commit; to be sent to all servers that hold a part of the update.
 
         Args:
-            worker: Who has pushed it.
+            worker: The worker that has pushed it.
             closure: The closure.
             attempt: The attempt.
             optimizers: The optimizers that make a step, in order.
@@ -185,7 +185,7 @@ class Commits:
 
         Args:
             slot: From `free_slot`; the data is there already.
-            servers: Who holds a part of the write.
+            servers: The servers that hold a part of the write.
 
         Raises:
             RuntimeError: The slot is in use.
@@ -204,13 +204,13 @@ class Commits:
         Args:
             server: The server.
             write: The number of the write, `Applied.closure`.
-            error: As of `Applied`.
+            error: See `Applied`.
 
         Raises:
             RuntimeError: No such write is outstanding there.
         """
         if server not in self.unapplied.get(write, ()):
-            raise RuntimeError(f"server of rank {server} has applied write {write}, which it has not to apply")
+            raise RuntimeError(f"server of rank {server} has applied write {write}, which it must not apply")
         self.unapplied[write].remove(server)
         if error:
             self.refused[write] = error

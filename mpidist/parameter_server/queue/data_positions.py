@@ -37,7 +37,7 @@ class Positions:
     _places: dict[int, dict[int, _Place]] = field(default_factory=dict)
 
     def begin(self, number: int, parts: Mapping[int, Sequence[PassPart]]) -> None:
-        """Local. Note an iterator that workers make, or make anew.
+        """Local. Note an iterator that workers make, or make again.
 
         Args:
             number: The number of the iterator, as a resource.
@@ -51,7 +51,7 @@ class Positions:
         Args:
             rank: The worker.
             number: The iterator; nothing happens if it is none.
-            begun: As `OwnIterator.begun`; or the error with which it was not made, as a text.
+            begun: See `OwnIterator.begun`; or the error with which it was not made, as a text.
         """
         place = self._places.get(number, {}).get(rank)
         if place is None:
@@ -66,7 +66,7 @@ class Positions:
 
         Args:
             rank: The worker.
-            news: As of `OwnIterator.news`.
+            news: See `OwnIterator.news`.
         """
         for number, part, at, *new in news:
             place = self._places.get(number, {}).get(rank)
@@ -99,13 +99,13 @@ class Positions:
         """Local. All that workers have not read yet of an iterator, those of lost workers included.
 
         Raises:
-            CheckpointError: A worker has no data set with positions.
+            CheckpointError: A worker has no dataset with positions.
         """
         found = []
         for rank, place in self._places[number].items():
             if place.refusal:
                 raise CheckpointError(
-                    f"the position of workers in their data cannot be saved: expected each to read a "
+                    "the dataset positions of workers cannot be saved: expected each worker to read a "
                     f"mpidist.data.Dataset, the one of rank {rank} has {place.refusal}. Let the function of "
                     "`create_per_worker_dataset` return a mpidist.data.Dataset, which `Dataset.from_iterable` makes of "
                     "anything else, or leave the iterator out of the checkpoint"
@@ -155,15 +155,15 @@ def from_state(saved: Mapping[str, Any]) -> list[PassPart]:
     """
     if set(saved) != {"columns", "parts"}:
         raise CheckpointError(
-            f"the positions of workers in their data are `columns` and `parts`, the checkpoint has {sorted(saved)}: it "
-            "was saved with another object of this name"
+            f"the dataset positions of workers are `columns` and `parts`, the checkpoint has {sorted(saved)}: it was "
+            "saved with another object of this name"
         )
     columns, rows = str(saved["columns"]).split(), np.asarray(saved["parts"].numpy())
     names = columns[len(_COLUMNS) :]
     if tuple(columns[: len(_COLUMNS)]) != _COLUMNS or rows.ndim != 2 or rows.shape[1] != len(columns) or not len(rows):
         raise CheckpointError(
-            f"the positions of workers in their data have the columns {columns} and the shape {rows.shape}: expected "
-            f"a row for each part, with {list(_COLUMNS)} first"
+            f"the dataset positions of workers have the columns {columns} and the shape {rows.shape}: expected a row "
+            f"for each part, with {list(_COLUMNS)} first"
         )
     return [
         PassPart(one, two, start, stride, {name: at for name, at in zip(names, numbers, strict=True) if at >= 0})

@@ -79,7 +79,7 @@ class Deadlines:
         return [Send(server, Ping(self._number)) for server in servers]
 
     def answered(self, server: int, number: int, now: float) -> None:
-        """Local. A server has answered; after the last one the clock goes on.
+        """Local. A server has answered; after the last one the clock continues.
 
         Args:
             server: The server.

@@ -1,4 +1,4 @@
-"""Resources: values and data sets of which each worker has a copy of its own."""
+"""Resources: values and datasets of which each worker has a copy of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpidist.parameter_server.queue.worker_table import WorkerRecord
 
 @dataclass
 class Resources:
-    """Values and data sets of which each worker has its own; whoever joins makes its own, too.
+    """Values and datasets of which each worker has its own; a worker that joins makes its own, too.
 
     A worker gets `Build` before every closure that may use the resource. A closure whose worker could not make it fails
     there; others do not notice.
@@ -41,7 +41,7 @@ class Resources:
         return self._number, [send for worker in self.workers.values() for send in self._build(worker, self._number)]
 
     def build_again(self, number: int, work: Work) -> list[Send]:
-        """Local. Let every worker make a resource anew. No closure that uses it is under way.
+        """Local. Let every worker make a resource again. No closure that uses it is under way.
 
         Args:
             number: The number of the resource.

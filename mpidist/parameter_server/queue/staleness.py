@@ -2,7 +2,7 @@
 
 With a bound k at most k + 1 attempts run at a time, and an update waits where it would leave another attempt that still
 runs without a place: one that began earlier comes first then, or is lost. So no update that is computed is dropped, and
-whoever began first can always go on. A pure state machine.
+the one that began first can always continue. A pure state machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Versions:
     """The versions of the variables of all servers: each update of a closure makes the next one.
 
     Args:
-        staleness: So many updates may come between an attempt's reads and its update; None is any number.
+        staleness: Number of updates that may come between an attempt's reads and its update; None is any number.
         note: Takes note of each update that counts.
 
     Attributes:
         number: The number of the updates that count.
-        late: Of those that came too late to count.
+        late: The attempts that came too late to count.
         is_synchronous: Whether updates wait for one another, and count together.
     """
 
@@ -69,7 +69,7 @@ class Versions:
         """Local. The attempts that have waited for one another, and count now.
 
         Args:
-            workers: So many are not lost.
+            workers: Number of workers that are not lost.
         """
         del workers
         return []

@@ -27,7 +27,7 @@ class Rounds(Versions):
     """The versions of the variables of all servers: each round makes the next one.
 
     Args:
-        wanted: So many updates make a round.
+        wanted: Number of updates that make a round.
     """
 
     is_synchronous: ClassVar[bool] = True
@@ -86,7 +86,7 @@ def versions_of(pace: Pace, workers: int) -> Versions:
 
     Args:
         pace: The pace of the strategy.
-        workers: So many there are.
+        workers: Number of workers.
     """
     if pace.synchronous:
         return Rounds(note=RECORDER.updates.append, wanted=workers - pace.backup_workers)

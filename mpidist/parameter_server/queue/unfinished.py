@@ -51,7 +51,7 @@ class Book:
         return not self._closures
 
     def is_at_end(self, data: int) -> bool:
-        """Local. Whether an iterator over workers' own data has come to its end on every worker."""
+        """Local. Whether an iterator over workers' own data has ended on every worker."""
         return not self._workers.have_left((data,))
 
     @property
@@ -79,7 +79,7 @@ class Book:
         """Local. Let workers forget what the program has dropped.
 
         Args:
-            kind: As of `Discard`.
+            kind: See `Discard`.
             number: The number of this kind.
         """
         if kind == "resource":

@@ -37,7 +37,7 @@ class Waiting:
             closure: Its number; of equal priorities the lowest number is first, also one that comes back.
             priority: The highest is first.
             worker: The only one that may take it; None is any.
-            data: As of `Work`.
+            data: See `Work`.
         """
         heapq.heappush(self._heaps.setdefault(worker, {}).setdefault(data, []), (-priority, closure))
         self.count += 1
@@ -173,8 +173,8 @@ def give_up(number: int, closure: Closure) -> bytes:
     """Local. The pickled error of a closure that has lost too many workers."""
     return portable(FatalFunctionError(
         f"{name_of(number, closure)} was given up: workers were lost {len(closure.deaths)} times while they ran it, "
-        f"and `max_deaths` is {closure.rules.max_deaths}. {tell_deaths(closure)}. Look in their output for what has "
-        "ended them, such as a lack of memory. If it was not the function, give it a larger `max_deaths`"
+        f"and `max_deaths` is {closure.rules.max_deaths}. {tell_deaths(closure)}. Look in their output for the cause, "
+        "such as a lack of memory. If the function is not the cause, give it a larger `max_deaths`"
     ))
 
 

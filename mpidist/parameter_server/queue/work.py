@@ -20,7 +20,7 @@ class Name(NamedTuple):
     """A function, a variable or an optimizer, which each worker is sent once and knows by its number from then on.
 
     Attributes:
-        kind: As of `Define`.
+        kind: See `Define`.
         number: Equal numbers of a kind are the same thing.
         code: What it is, pickled.
     """
@@ -39,7 +39,7 @@ class Work(NamedTuple):
         captured: What the function names: in order, so that each names only what stands before it.
         named: What the arguments name, likewise.
         held: What must not be given back before the work has ended.
-        data: The iterators over workers' own data sets that it takes, as resources.
+        data: The iterators over workers' own datasets that it takes, as resources.
         label: The name of the function, for people.
     """
 
@@ -88,7 +88,7 @@ class Running(NamedTuple):
 
     Attributes:
         rank: The worker's.
-        closure: The number of the closure that it runs; 0 where it makes a value or a data set of its own.
+        closure: The number of the closure that it runs; 0 where it makes a value or a dataset of its own.
         attempt: The attempt of the closure.
         label: The name of the function.
         since: When it was begun; 0 where that is not known.
@@ -146,17 +146,17 @@ def rules_of(
     Args:
         workers: The ranks of all workers.
         worker: The index of one of them.
-        priority: As of `Rules`.
-        retries: As of `Rules`.
-        on_error: As of `Rules`.
-        max_deaths: As of `Rules`.
+        priority: See `Rules`.
+        retries: See `Rules`.
+        on_error: See `Rules`.
+        max_deaths: See `Rules`.
 
     Raises:
         TypeError: One is of a wrong type.
         ValueError: One is out of range.
     """
     if worker is not None and whole("worker", worker, least=0) >= len(workers):
-        raise ValueError(f"`worker` must be from 0 to {len(workers) - 1}, got {worker}")
+        raise ValueError(f"`worker` must be between 0 and {len(workers) - 1}, got {worker}")
     if not isinstance(on_error, str) or on_error not in ("cancel", "keep"):
         raise ValueError(f"`on_error` must be 'cancel' or 'keep', got {described(on_error)}")
     rank = None if worker is None else workers[worker]

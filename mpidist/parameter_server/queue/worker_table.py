@@ -23,7 +23,7 @@ class WorkerRecord:
         running: The closures that it was sent and has not returned, in their order.
         finished: The closures that it has finished and that are not decided, in their order.
         building: The resources that it was told to make and has not made.
-        ended: The iterators over its own data that have come to their end, as resources.
+        ended: The iterators over its own data that have ended, as resources.
         since: When it began what it is doing.
     """
 
@@ -40,7 +40,7 @@ class WorkerRecord:
         """Local. Send all that this worker needs for some work and has not got."""
         names = work.named
         if work.function[:2] not in self.known:
-            # Whoever has a function has what it names.
+            # A worker that has a function has what the function names.
             names = (*names, *work.captured, work.function)
         missing = dict.fromkeys(name for name in names if name[:2] not in self.known)
         self.known.update(name[:2] for name in missing)
@@ -136,7 +136,7 @@ class WorkerTable:
         return any(worker.ended.isdisjoint(data) for worker in self.by_rank.values())
 
     def _may_take(self, worker: WorkerRecord, data: tuple[int, ...]) -> bool:
-        """Whether a worker's own data goes on; it may also try where no other one's does."""
+        """Whether a worker's own data continues; it may also try where no other one's does."""
         return worker.ended.isdisjoint(data) or not self.have_left(data)
 
     def start(self, now: float, versions: Versions, *, prefetch: bool) -> list[Start]:

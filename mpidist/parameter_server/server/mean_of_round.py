@@ -23,7 +23,7 @@ def mean(place: ServedPlace, gradients: Sequence[tuple[AnyArray, float]], count:
         place: The place of the variable.
         gradients: Each flat and of the variable's dtype, with its factor; of a table rows, as of `rows.pack`, each
             of them once. They are used up.
-        count: So many count; those that are not given are zeros.
+        count: Number of updates that count; those that are not given are zeros.
 
     Returns:
         As one of them.

@@ -105,7 +105,7 @@ class Cutting:
         """Local. Save the state of this moment.
 
         Args:
-            blocks: As of `SavedShare.blocks`.
+            blocks: See `SavedShare.blocks`.
 
         Raises:
             RuntimeError: The cut before is not saved yet.
@@ -141,7 +141,7 @@ class Cutting:
         return Ready(action, copies)
 
     def saved(self, block: ElementRange) -> None:
-        """Local. A block is saved: what waits for it may go on."""
+        """Local. A block is saved: what waits for it may continue."""
         self.live.pop(block, None)
         self.copied.pop(block, None)
 
@@ -157,7 +157,7 @@ class Saver:
     Local. Args:
         save: What to save.
         variables: The variables of this server, by number.
-        cutting: Of this server; nobody else uses it before `done`.
+        cutting: The state of this server; nobody else uses it before `done`.
 
     Attributes:
         done: The message to the coordinator, when all is over.

@@ -31,7 +31,7 @@ class Apply(NamedTuple):
     """The update in a slot is to be applied, and the slot marked as free, before what comes after this.
 
     Attributes:
-        commit: Whose update, and with which steps.
+        commit: The update, and its steps.
         slot: The worker's slot in which it is.
         pushes: The number of its parts, in the order of their ordinals.
     """
@@ -45,7 +45,7 @@ class ApplyRound(NamedTuple):
     """The updates of a round are to be applied as one, and their slots marked as free; as of `Apply`.
 
     Attributes:
-        round: Whose updates, and with which steps.
+        round: The updates, and their steps.
         slots: For each part the slot of its worker in which it is.
         pushes: For each part the number of its own parts.
     """
@@ -67,7 +67,7 @@ class Save(NamedTuple):
 
     Attributes:
         number: The number of the commit.
-        share: As of `SnapshotRequest`.
+        share: See `SnapshotRequest`.
     """
 
     number: int
@@ -94,7 +94,7 @@ class Staging:
         coordinator: The rank that commits and fences; it also writes itself, through slots of its own.
 
     Attributes:
-        staged: Of each worker, its attempts (closure, attempt) that are staged.
+        staged: The attempts (closure, attempt) of each worker that are staged.
         fenced: Workers that are lost. Their ranks are never used again.
         number: The last commit, or cut.
     """

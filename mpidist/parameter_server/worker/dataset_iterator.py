@@ -1,4 +1,4 @@
-"""The iterator over a worker's own data set, which says when it has ended, and how far it has come."""
+"""The iterator over a worker's own dataset, which says when it has ended, and how far it has come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpidist.errors import EndOfDataError
 
 
 class OwnDataEnd(StopIteration):
-    """The end of a worker's own data. Pickled, it is the error of whoever wants the function's value.
+    """The end of a worker's own data. Pickled, it is the error of a fetch of the function's value.
 
     Args:
         number: The number of the iterator, as a resource.
@@ -23,13 +23,13 @@ class OwnDataEnd(StopIteration):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EndOfDataError, (
-            "the function has no value: its data has ended on every worker that may run it. Ask `is_at_end` of the "
-            "value, which is no error",
+            "the function has no value: its data has ended on every worker that may run it. Check `is_at_end` of the "
+            "value, which raises no error",
         )
 
 
 class NotMade(NamedTuple):
-    """The place of a value or a data set of a worker that could not be made."""
+    """The place of a value or a dataset of a worker that could not be made."""
 
     error: BaseException
 
@@ -39,8 +39,8 @@ class PassPart(NamedTuple):
 
     Attributes:
         pipelines: The number of workers among which the data was dealt when the pass began.
-        pipeline: The one of them whose data set has the elements.
-        start: The number of the first element in this data set's pass.
+        pipeline: The one of them whose dataset has the elements.
+        start: The number of the first element in this dataset's pass.
         stride: The distance to the next one: more than 1 where several workers share what one of them had left.
         pass_state: The pass itself, such as its number and the seeds of its order; as of an iterator's `state`, without
             the place in it. Empty for a pass that has not begun.
@@ -56,7 +56,7 @@ class PassPart(NamedTuple):
         """Local. The rest of this part.
 
         Args:
-            place: As `OwnIterator.place`.
+            place: See `OwnIterator.place`.
         """
         return self._replace(start=place if self.stride == 1 else self.start + self.stride * place)
 
@@ -71,7 +71,7 @@ class PassPart(NamedTuple):
         """Local. Begin to read it.
 
         Args:
-            dataset: The data set that has the elements.
+            dataset: The dataset that has the elements.
 
         Raises:
             ValueError: It is another one than when the position was saved.
@@ -80,9 +80,9 @@ class PassPart(NamedTuple):
         state = {**iterator.state(), **self.pass_state, "batch": self.start}
         if self.stride > 1 and state.get("batch_size", 0) != iterator.state().get("batch_size", 0):
             raise ValueError(
-                f"the saved position of a data set has batches of {state['batch_size']} examples, which "
-                f"{self.stride} workers share, got batches of {iterator.state().get('batch_size', 0)}: keep the batch "
-                "size until the pass has ended"
+                f"the saved position of a dataset has batches of {state['batch_size']} examples, which {self.stride} "
+                f"workers share, got batches of {iterator.state().get('batch_size', 0)}: keep the batch size until the "
+                "pass has ended"
             )
         # Sets the seeds, which the streams that are made of it share.
         iterator.load_state(state)
@@ -99,14 +99,14 @@ def pass_state_of(iterator: DatasetIterator) -> dict[str, int]:
 
 
 class OwnIterator(Iterator[Any]):
-    """The iterator of a worker over its own data set; it has all that the data set's iterator has.
+    """The iterator of a worker over its own dataset; it has all that the dataset's iterator has.
 
     Args:
-        dataset: The data set, from its beginning.
+        dataset: The dataset, from its beginning.
         parts: What it reads instead, one after another: each opens a part.
 
     Attributes:
-        number: As a resource; 0 before the worker knows it.
+        number: Its number as a resource; 0 before the worker knows it.
     """
 
     def __init__(self, dataset: Iterable[Any], parts: Iterable[Callable[[], Iterator[Any]]] | None = None) -> None:
@@ -178,7 +178,7 @@ class OwnIterator(Iterator[Any]):
         vars(self).update(vars(other))
 
     def fail(self, error: BaseException) -> None:
-        """Local. Raise an error in place of all elements: this could not be made anew."""
+        """Local. Raise an error in place of all elements: this could not be made again."""
 
         def raise_it() -> Iterator[Any]:
             raise error

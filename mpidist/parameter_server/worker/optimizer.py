@@ -74,7 +74,7 @@ class WorkerPlan:
     """See `UpdatePlan`.
 
     Args:
-        apply: As `Worker.apply`.
+        apply: See `Worker.apply`.
         order: The calls of this worker, which no other rank makes.
         number: The number of the optimizer.
         name: The name of the optimizer.
@@ -197,9 +197,9 @@ class Stepping(Protocol):
     """A worker, as its optimizers need it.
 
     Attributes:
-        lock: As of `OwnThreads`.
+        lock: See `OwnThreads`.
         communicator: This process alone.
-        apply: As `Worker.apply`.
+        apply: See `Worker.apply`.
     """
 
     lock: WindowLock
@@ -236,7 +236,7 @@ class Builder:
 
         Args:
             number: The number of its plan; of one that is not built, the number by which to ask for it.
-            described: As `Names.name_of` describes it.
+            described: The description of `Names.name_of`.
             is_built: Whether it is built.
         """
         kernel, options, name, *variables = described
@@ -272,7 +272,7 @@ class Builder:
         """Local. Let the coordinator build an optimizer on these variables, unless it has; its number and variables.
 
         Raises:
-            Exception: As `Optimizer.build`.
+            Exception: See `Optimizer.build`.
         """
         handles = [handle_of_variable(one) for one in variables]
         # As for a read: a thread of the function may use the window, and so may the one that pulls ahead.
@@ -289,7 +289,7 @@ class WorkerOptimizer(Optimizer):
         name: For people.
         builder: Builds it.
         key: The number by which to ask for it, where the coordinator has not built it; 0 where it has.
-        options: As of `Optimizer`.
+        options: See `Optimizer`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pulling ahead: while a function computes, a thread pulls what the worker's next function will probably read.
+"""Prefetching: while a function computes, a thread pulls what the worker's next function will probably read.
 
 That is what the same function read when it last ran here; a wrong guess costs time only. What is pulled ahead holds all
 that was applied when the next function was sent here: all updates of functions that ran here, but those of the one that
@@ -220,7 +220,7 @@ class Ahead:
             self._is_possible = window.size > 1 and window.is_for_threads
             if not self._is_possible:
                 why = "MPI was started without THREAD_MULTIPLE" if window.size > 1 else "they are in this process"
-                logger.warning("prefetch: values of variables are not pulled ahead, since %s", why)
+                logger.warning("prefetch: values of variables are not prefetched, since %s", why)
         return self._is_possible
 
     def _drop(self, number: int) -> None:

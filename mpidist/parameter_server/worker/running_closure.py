@@ -69,10 +69,10 @@ class RunningClosure:
         """Local. Note a change of rows; neighbouring changes of one variable are kept together.
 
         Args:
-            kind: As of `RowChanges.add`.
+            kind: See `RowChanges.add`.
             number: The number of the variable.
             name: The name of the variable.
-            numbers: As of `RowChanges.add`.
+            numbers: See `RowChanges.add`.
             values: Likewise.
         """
         added = self.added.setdefault(number, [])
@@ -88,7 +88,7 @@ class Reads:
 
     Args:
         station: The station of the worker.
-        is_relaxed: As of `read_whole`.
+        is_relaxed: See `read_whole`.
 
     Attributes:
         known: What was read last of each variable, by number.
@@ -213,4 +213,4 @@ class OwnUpdates:
                 if unapplied:
                     self._station.step()
                 if self._is_fenced():
-                    raise DeadRankError("the coordinator counts this worker as lost, and drops what it has finished")
+                    raise DeadRankError("the coordinator has declared this worker lost and drops what it has finished")

@@ -24,7 +24,7 @@ COMPARED_ELEMENTS = 8192
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _MUTABLE = (list, dict, set, bytearray, Counter, OrderedDict, defaultdict, deque)
 _WAY_OUT = (
-    "on another worker it would be another one, so that results would depend on who runs what. Pass it as an argument "
+    "each worker would have its own copy, so results would depend on which worker runs what. Pass it as an argument "
     "and return it, or make one for each worker by `create_per_worker_value`"
 )
 
@@ -63,7 +63,7 @@ class SentFunction:
     """A function that was sent, and the values that it has captured.
 
     Args:
-        function: As it was loaded.
+        function: The loaded function.
         own: Values of the worker's own, which the function may change.
     """
 

@@ -136,7 +136,7 @@ class Worker(ServedHome, OwnThreads):
         return True
 
     def stop(self) -> None:
-        """Local. End what goes on beside closures; there are no more of them."""
+        """Local. End the work beside closures; there are no more of them."""
         self._ahead.end()
 
     def _send(self, message: Message) -> None:
@@ -213,10 +213,10 @@ class Worker(ServedHome, OwnThreads):
             self._named[name] = self._make(*name, described)
         found = self._named[name]
         if isinstance(found, NotMade):
-            # Whoever uses what could not be made fails as the making did.
+            # A function that uses what could not be made fails with the error of the making.
             raise found.error
         if kind == "dataset":
-            # A data set counts its passes: those of another function do not count.
+            # A dataset counts its passes: those of another function do not count.
             return Dataset(*found)
         return found
 
@@ -378,7 +378,7 @@ class Worker(ServedHome, OwnThreads):
 
     def _require_closure(self, what: str) -> RunningClosure:
         if self._closure is None:
-            raise RuntimeError(f"{what} outside a closure, where a value or a data set of a worker is made")
+            raise RuntimeError(f"{what} outside a closure, where a value or a dataset of a worker is made")
         return self._closure
 
     def _pushed(self, closure: RunningClosure, server: int) -> Pushed:

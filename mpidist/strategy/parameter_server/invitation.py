@@ -51,7 +51,7 @@ class Welcome(NamedTuple):
         slots: The slots of each heap: who pushes from the beginning, and the size of a slot.
         options: The chief's.
         pace: Likewise.
-        cluster: As `ClusterSpec.as_dict` gives it.
+        cluster: The dictionary of `ClusterSpec.as_dict`.
         path: Where the chief looks for modules.
         directory: Its working directory.
     """
@@ -142,7 +142,7 @@ class Invitation:
         """
         now, dead = time.monotonic(), self._window.lost()
         for rank in [rank for rank, end in self._given.items() if rank in dead or now > end]:
-            what = "has ended before it had joined" if rank in dead else "does not come, and its place is free again"
+            what = "has ended before it had joined" if rank in dead else "did not arrive; its place is free again"
             logger.warning("%s (rank %d) %s", self._strategy.places.name_of(rank), rank, what)
             del self._given[rank]
             self._strategy.give_up(rank)
@@ -153,8 +153,8 @@ class Invitation:
             free = [index for index, rank in enumerate(ranks) if rank not in living and index not in taken]
             if not reason and not free:
                 reason = (
-                    f"no place is free: all {len(ranks)} workers of the job live, or others join in their places. A "
-                    "worker takes the place of one that is lost"
+                    f"no place is free: all {len(ranks)} workers of the job are running, or are being replaced. A new "
+                    "worker takes the place of a lost one"
                 )
             if reason:
                 process = request.newcomer.process
@@ -221,8 +221,8 @@ def _invite(
 ) -> Invitation:
     if not isinstance(window, SocketWindow):
         raise ValueError(
-            "`join_directory` is for a job of several ranks, whose lost workers others replace; this process is alone. "
-            "Leave it out, or start the job with mpirun"
+            "`join_directory` is for a job of several ranks, which replaces lost workers; this process is alone. Leave "
+            "it out, or start the job with mpirun"
         )
     door, options = window.door, strategy.options.window
     rank, host = window.rank, socket.gethostname()

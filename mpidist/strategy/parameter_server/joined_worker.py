@@ -74,9 +74,10 @@ class _JoinedWorker(Worker):
             super()._send(message)
             return
         raise LauncherError(
-            f"this worker leaves the job, since a function cannot import here what it needs: {self._lack}. Others do "
-            f"its work. It looks for modules where the chief does, which is in {', '.join(filter(None, sys.path))}: "
-            "start it in the job's environment, on a host that has these directories"
+            f"this worker leaves the job, since a function cannot import here what it needs: {self._lack}. Other "
+            "workers take over. Modules are searched where the chief searches them, which is in "
+            f"{', '.join(filter(None, sys.path))}: start it in the job's environment, on a host that has these "
+            "directories"
         ) from self._lack
 
 
@@ -136,10 +137,10 @@ class JoinedStrategy(ParameterServerStrategy):
 
 
 def work(directory: str) -> int:
-    """Local. Join the job of a directory as a worker, and serve until its program has come to its end.
+    """Local. Join the job of a directory as a worker, and serve until its program has ended.
 
     Args:
-        directory: As the job's `join_directory`.
+        directory: The job's `join_directory`.
 
     Returns:
         The exit code of the job's chief.
@@ -170,7 +171,7 @@ def _leaving_at_signals() -> Iterator[None]:
 
     def leave(number: int, _: object) -> None:
         if os.getpid() == process:
-            say(f"this worker leaves the job at {signal.Signals(number).name}; others do its work")
+            say(f"this worker leaves the job at {signal.Signals(number).name}; other workers take over")
             flush()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -194,8 +195,8 @@ def _meet(window: JoinedWindow, welcome: Welcome) -> None:
         return
     if window.is_given_up_by(welcome.chief):
         raise LauncherError(
-            "the coordinator counts this worker as lost: it took too long to join. Its place is free for others: start "
-            "a worker again"
+            "the coordinator has declared this worker lost: it took too long to join. Its place is free for others: "
+            "start a worker again"
         )
     names = {welcome.chief: "the chief", **{rank: f"ps {index}" for index, rank in enumerate(welcome.servers)}}
     told = []
@@ -204,9 +205,9 @@ def _meet(window: JoinedWindow, welcome: Welcome) -> None:
         where = f"port {address.port} of {', '.join(one.partition('/')[0] for one in address.interfaces)}"
         told.append(f"{names[rank]} (rank {rank}, process {process.number} on {process.host}, {where})")
     raise LauncherError(
-        f"this worker cannot reach {' and '.join(told)} from {socket.gethostname()}, and a worker speaks to the chief "
-        "and to all servers. The job goes on without it. Open the way between these hosts (`WindowOptions(ports=...)` "
-        "limits the ports), or start the worker on another host"
+        f"this worker cannot reach {' and '.join(told)} from {socket.gethostname()}, and a worker connects to the "
+        "chief and to all servers. The job continues without it. Open these ports between the hosts "
+        "(`WindowOptions(ports=...)` limits the ports), or start the worker on another host"
     )
 
 

@@ -72,7 +72,7 @@ class Server:
     def join(self) -> None:
         """Collective, with the construction of the chief's `ParameterServerStrategy`. Serve the chief.
 
-        It does not return: the rank leaves the program, with code 0, when the chief's program has come to its end.
+        It does not return: the rank leaves the program, with code 0, when the chief's program has ended.
 
         Raises:
             ValueError: This rank's job does not serve, or the cluster cannot be used.
@@ -81,13 +81,13 @@ class Server:
         job = self._resolver.task_type
         if job not in ("worker", "ps"):
             raise ValueError(
-                f"expected a rank of the job 'worker' or 'ps', got {job!r}, which serves nobody. Build the "
+                f"expected a rank of the job 'worker' or 'ps', got {job!r}, which runs no server. Build the "
                 "ParameterServerStrategy on the chief and the evaluator"
             )
         if open_communicator(self._communicator).size == 1:
             raise LauncherError(
-                f"this process is alone: nobody would come to the server of {job} {self._resolver.task_id}. Start a "
-                f"rank for each task: {mpirun_line(len(self._spec.tasks))}; or build the ParameterServerStrategy "
+                f"this process is alone: no rank would connect to the server of {job} {self._resolver.task_id}. Start "
+                f"a rank for each task: {mpirun_line(len(self._spec.tasks))}; or build the ParameterServerStrategy "
                 "alone, with a cluster of one address"
             )
         ParameterServerStrategy(self._resolver, communicator=self._communicator)

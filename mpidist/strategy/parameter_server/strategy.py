@@ -57,7 +57,7 @@ _LAST_SECONDS = 0.2  # for messages of the end, after a death
 class ParameterServerStrategy(Strategy):
     """Variables live on parameter servers. A coordinator hands functions to workers, which read and update them.
 
-    Collective. On the chief, and on an evaluator, the program goes on: it makes variables in `scope()` and gives
+    Collective. On the chief, and on an evaluator, the program continues: it makes variables in `scope()` and gives
     functions to a `ClusterCoordinator`. The ranks of workers and servers serve inside this constructor, and exit when
     the chief's program ends.
 
@@ -70,7 +70,7 @@ class ParameterServerStrategy(Strategy):
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         serve: False lets workers and servers come back from the constructor; they then call `serve`.
         options: Memory of the servers; the chief's count.
-        staleness: So many updates of other functions may count at most between what a function reads and its own
+        staleness: Number of updates of other functions that may count between what a function reads and its own
             update; then these wait for it. At most `staleness` + 1 functions run at a time. Default: any number. The
             chief's counts.
         synchronous: All workers read the same version of the variables, and the mean of their gradients makes the next
@@ -91,7 +91,7 @@ class ParameterServerStrategy(Strategy):
         HeapFullError: There is no memory for the slots of a heap; on every rank.
 
     Attributes:
-        roles: Who is what.
+        roles: The role of each rank.
         options: The chief's.
         pace: `staleness`, `synchronous` and `backup_workers`, the chief's.
         places: The places of the workers: which rank has each.
@@ -141,7 +141,7 @@ class ParameterServerStrategy(Strategy):
         for home in homes[1:]:
             home.set_strategy(self)
         if serve and ranks.size > 1:
-            # An evaluator goes on as well: it ends with the chief.
+            # An evaluator continues as well: it ends with the chief.
             needed = () if is_evaluator else (roles.chief, *roles.servers)
             others = (roles.group.processes[one] for one in needed if one != roles.group.rank)
             ending.tolerate_deaths(others, leads=self.chief is not None)
@@ -227,7 +227,7 @@ class ParameterServerStrategy(Strategy):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def serve(self) -> None:
-        """Local. Serve as a worker or a server until the chief's program has come to its end.
+        """Local. Serve as a worker or a server until the chief's program has ended.
 
         Raises:
             RuntimeError: On the chief, and on an evaluator.
@@ -303,7 +303,7 @@ class ParameterServerStrategy(Strategy):
         WATCH.note(process, f"rank {rank} of {station.window.size} (process {process.number} on {process.host})")
 
     def note_end(self, end: EndNotice) -> None:
-        """Local. The chief's program has come to its end."""
+        """Local. The chief's program has ended."""
         self._has_ended, self._is_whole_group = True, not end.lost
         # In a whole group the chief ends the job, if it has failed.
         self._code = end.code if end.lost or end.is_agreed else 0
@@ -345,8 +345,8 @@ class ParameterServerStrategy(Strategy):
             with station.awaited(set(range(window.size)) - {window.rank}, "end the window"):
                 window.close()
             return
-        # What was sent goes on while this process is in the window. The window ends with the process: others wait for
-        # that, and would take a word of farewell for a life that goes on.
+        # What was sent continues while this process is in the window. The window ends with the process: others wait for
+        # that, and would take a word of farewell for a life that continues.
         window.poll(_LAST_SECONDS)
 
     def _end(self, *, is_collective: bool) -> None:
@@ -370,8 +370,8 @@ class ParameterServerStrategy(Strategy):
 def counted_as_lost(station: Station) -> DeadRankError:
     """Local. The error of a worker that lives, and was given up."""
     return DeadRankError(
-        f"the coordinator counts {station.name_of(station.window.rank)} as lost: it ran too long, or nothing was heard "
-        "of it. Its work was given to others, and it leaves"
+        f"the coordinator has declared {station.name_of(station.window.rank)} lost (`closure_timeout` exceeded, or its "
+        "connection lost) and reassigned its work. This process exits"
     )
 
 

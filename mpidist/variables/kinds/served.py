@@ -106,9 +106,9 @@ class ServedHome(Home, Protocol):
         """Local. As `push`, of some rows.
 
         Args:
-            kind: As of `Scatter.scatter`.
+            kind: See `Scatter.scatter`.
             place: The place of the variable.
-            rows: As `checked_rows` gives them.
+            rows: The rows of `checked_rows`.
         """
         ...
 
@@ -121,7 +121,7 @@ class ServedHome(Home, Protocol):
         ...
 
     def begin_cut(self, shares: Mapping[int, Any]) -> None:
-        """Local. Let the servers save their state of this moment, while it goes on to change.
+        """Local. Let the servers save their state of this moment, while it continues to change.
 
         Args:
             shares: By the ranks of servers, what each is to save: a picklable `serving.cut.Share`.
@@ -153,7 +153,7 @@ class ServedVariable(BaseVariable):
         aggregation: Kept; a closure runs on one worker, whose value counts.
 
     Attributes:
-        place: As given.
+        place: The constructor's argument.
         owner: The `ShardedVariable` of which this is a shard.
     """
 

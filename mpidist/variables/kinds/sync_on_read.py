@@ -246,7 +246,7 @@ class SyncOnReadVariable(OnReadVariable):
         """Collective. Set the components so that their aggregate is the saved value; with NONE set this replica's.
 
         Raises:
-            OverflowError: So few replicas cannot hold a SUM of integers in their components; on every rank.
+            OverflowError: The replicas cannot hold a SUM of integers in their components; on every rank.
         """
         data = read_together(self, read, 0, self.size).astype(self.saved_dtype, copy=False)
         self._spread(data.reshape(self.shape))

@@ -111,7 +111,7 @@ def traits_of(
 
     Args:
         owner: The beginning of errors: "variable 'w': ".
-        trainable: As for `create_variable`, like the others.
+        trainable: See `create_variable`.
         synchronization: AUTO is ON_WRITE.
         aggregation: How replicas' values are combined.
         sparse_gradient: Whether its gradients are `IndexedSlices`.

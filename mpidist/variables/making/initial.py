@@ -123,7 +123,7 @@ def fill_in_pieces(function: Placed, offset: tuple[int, ...], into: AnyArray) ->
     Args:
         function: Gives the pieces.
         offset: The offset of the shard's first element in its variable.
-        into: Of the shard's shape and dtype; it is overwritten.
+        into: An array of the shard's shape and dtype; it is overwritten.
     """
     shape = into.shape
     if not shape:

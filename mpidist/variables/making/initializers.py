@@ -73,7 +73,7 @@ class RandomNormal(Placed):
     Args:
         mean: The mean of the distribution.
         stddev: Its standard deviation.
-        seed: As of `RandomUniform`.
+        seed: See `RandomUniform`.
 
     Raises:
         TypeError: A parameter is no number, or the seed no integer.

@@ -80,7 +80,7 @@ class ArenaMemory(Home, ABC):
         NotImplementedError: Variables on GPUs, and `compression`; or the replicas are not all ranks of the strategy.
 
     Attributes:
-        replicas: As given.
+        replicas: The constructor's argument.
         communicator: All ranks of the strategy: they have the variables, make steps together, and save them.
         options: Those of the replicas.
         namespace: The module of the variables' arrays: `numpy`, or `cupy`.

@@ -69,7 +69,7 @@ def agree(communicator: Communicator, shared: bool | None) -> Callable[[], None]
 
     Args:
         communicator: All ranks.
-        shared: As `wanted` gives it; ranks may differ.
+        shared: The result of `wanted`; ranks may differ.
 
     Returns:
         The barrier of this rank's node where memory is shared, None where it is private.

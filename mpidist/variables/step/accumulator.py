@@ -71,16 +71,16 @@ class Accumulator:
         catch the error, and make the call again.
 
         Args:
-            gradients: As for `add`. One may be the view of its own variable, and of no other.
-            factor: As for `add`.
+            gradients: See `add`. One may be the view of its own variable, and of no other.
+            factor: See `add`.
             views: The views of all variables.
-            is_summed: As for `add`.
+            is_summed: See `add`.
 
         Returns:
             The variables that have a gradient, increasing.
 
         Raises:
-            ValueError, TypeError: As `add`.
+            ValueError, TypeError: See `add`.
         """
         dense = {number: to_dense(gradient, self._variables[number]) for number, gradient in gradients.items()}
         numbers, counts = tuple(sorted(self.numbers.union(dense))), self._counts(is_summed=is_summed)
@@ -102,10 +102,10 @@ class Accumulator:
         """Local. Undo `hand_over`: the gradients that the program had in the views are there again, within rounding.
 
         Args:
-            gradients: As for `hand_over`.
-            factor: As for `hand_over`.
-            views: As for `hand_over`.
-            is_summed: As for `hand_over`.
+            gradients: See `hand_over`.
+            factor: See `hand_over`.
+            views: See `hand_over`.
+            is_summed: See `hand_over`.
         """
         for number, gradient in gradients.items() if self._counts(is_summed=is_summed) else ():
             view = views[number]

@@ -1,4 +1,4 @@
-"""The alarm: where the state of an optimizer has overflowed, all ranks of a node hear of it at the end of the step.
+"""The alarm: where the state of an optimizer has overflowed, all ranks of a node learn of it at the end of the step.
 
 It costs no message: ranks that share memory leave a byte there. Others have all numbers themselves, and other nodes
 have the same ones.

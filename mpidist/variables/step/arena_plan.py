@@ -50,7 +50,7 @@ class ArenaPlan:
         options: For the work around the kernel.
 
     Attributes:
-        variables: As given.
+        variables: The constructor's argument.
         slots: The state by name, in the order of the variables.
     """
 

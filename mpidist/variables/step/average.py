@@ -28,7 +28,7 @@ class MovingAverage:
         Args:
             step: The step of the update that has just changed the variables. In step 1 the average becomes their value.
             numbers: The numbers of these variables.
-            moves: So many moves were made before it changed them. Others are due as many more.
+            moves: Number of moves that were made before it changed them. Others are due as many more.
         """
         move = self._arithmetic.follow(step)
         late = self._arithmetic.follow(step, 1 + moves) if moves and len(numbers) < len(self._all) else move

@@ -41,7 +41,7 @@ class Bundle:
         variables: In the plan's order, with their numbers in it.
         slots: Names of the state and its initial value.
         scratch_count: Number of private blocks for the kernel.
-        has_directions: Of half precision, keep gradients in float32, too, for updates in two passes.
+        has_directions: Whether half precision also has gradients in float32, for updates in two passes.
 
     Attributes:
         gradient: This rank's gradients, flat.

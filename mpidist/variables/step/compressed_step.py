@@ -64,7 +64,7 @@ class CompressedReduction:
 class CompressionErrors:
     """The errors of compressed gradients: what steps have left out and later steps still have to apply.
 
-    The errors of n ranks are saved one by one. On as many ranks each rank gets its own back, and training goes on bit
+    The errors of n ranks are saved one by one. On as many ranks each rank gets its own back, and training continues bit
     for bit. On m ranks, rank r takes the sum of those of the ranks r, r + m, ...: gradients are summed, therefore the
     sum of the errors is what is still to be applied, and this sum is kept. A program that makes means, by dividing its
     gradients by the number of ranks, has divided the errors, too.
@@ -183,7 +183,7 @@ class _Error(SyncOnReadVariable):
     """The error of one gradient, for a checkpoint: a component on each rank.
 
     Local. Args:
-        variable: Whose gradient it is.
+        variable: The variable of the gradient.
         error: This rank's.
     """
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mpidist.comm.compression.compression import Compression, CompressionState
 
 # So many steps, and as many variable passes, are kept for the selections of variables used last. A program uses a few:
-# all variables, or those of a generator and those of a discriminator. With random selections a step is planned anew
+# all variables, or those of a generator and those of a discriminator. With random selections a step is planned again
 # each time; it takes a few views of arrays for each block.
 KEPT_SELECTIONS = 32
 
@@ -141,7 +141,7 @@ class Plan:
         """Local. The pass over some variables one by one, after the `reduce` of their step; planned at the first call.
 
         Args:
-            numbers: As for `step`.
+            numbers: See `step`.
         """
         variable_pass = self._passes.get(numbers)
         if variable_pass is None:

@@ -44,7 +44,7 @@ class Selection:
         checksum: The checksum of all this.
         names: Names of the selected variables by number.
         text: The selection for people.
-        is_summed, plan: As given.
+        is_summed, plan: The constructor's argument.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class StepHeader:
             meets=barrier is not None,
         )
         if barrier is not None:
-            # From here on the others go on without this rank, if an exception takes it away.
+            # From here on the others continue without this rank, if an exception takes it away.
             order.is_under_way = AT_ONCE
             barrier()
         if self._compared or order.is_across:
@@ -192,10 +192,10 @@ class Step:
         is the half of a step for updates that must see all gradients before they change a parameter.
 
         Args:
-            numbers: As for `apply`.
+            numbers: See `apply`.
 
         Raises:
-            MismatchError, CollectiveTimeoutError, InterruptedCallError, ValueError: As `apply`.
+            MismatchError, CollectiveTimeoutError, InterruptedCallError, ValueError: See `apply`.
         """
         self._header.meet(self._selection, numbers)
         for phase in self._phases:

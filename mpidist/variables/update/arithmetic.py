@@ -1,6 +1,6 @@
 """The arithmetic around a kernel: unscaling, clipping by value, decay, and the moving average of the weights.
 
-All of it works on one block of parameter, gradient and slots, whoever owns the block: a rank applies it to its slice of
+All of it works on one block of parameter, gradient and slots, in any memory: a rank applies it to its slice of
 node memory, a server to its shard.
 """
 
@@ -34,7 +34,7 @@ class UpdateSettings(NamedTuple):
         is_summed: The gradients are the sums over all replicas already.
         must_be_finite: Nothing is updated if an element of a sum is not finite.
         calls: The calls whose gradients were accumulated: factor, `is_summed`, and how many in a row are alike.
-        moves: So many moves of the average towards the parameter come before it changes.
+        moves: Number of moves of the average towards the parameter before it changes.
     """
 
     step: int
@@ -79,12 +79,12 @@ class UpdateArithmetic:
         overflow: Watches compiled updates.
 
     Attributes:
-        kernel: As given.
+        kernel: The constructor's argument.
         slots: Name and initial value of every slot, in the order in which an update gets them.
         scratch_count: Number of scratch blocks that an update gets.
         decay: The parameters lose this fraction times the learning rate.
         clipvalue: The clipvalue of the options.
-        compiles: As given.
+        compiles: The constructor's argument.
         is_needed: Whether there can be any work around the kernel.
     """
 
@@ -149,7 +149,7 @@ class UpdateArithmetic:
             factor: The gradient is first multiplied with it.
             clips: Then clip the gradient by value.
             keeps_gradient: What the update leaves in the gradient is read later.
-            moves: As of `UpdateSettings`.
+            moves: See `UpdateSettings`.
         """
         clipvalue = self.clipvalue if clips else None
         if keep != 1 or factor != 1 or clipvalue is not None or self._hides_slots:
@@ -179,7 +179,7 @@ class UpdateArithmetic:
 
         Args:
             step: The step of the update that has just changed the parameter. In step 1 the average becomes its value.
-            moves: So many times.
+            moves: Number of times.
         """
         momentum, is_first = self._momentum**moves, step == 1
 

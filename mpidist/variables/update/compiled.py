@@ -58,7 +58,7 @@ class JoinedRuns:
     """The places of the blocks of a rank's work, joined where they touch: a compiled loop needs no blocks.
 
     Args:
-        blocks: The blocks of contiguous arrays, all of one dtype. Whoever has the runs keeps them.
+        blocks: The blocks of contiguous arrays, all of one dtype. The owner of the runs keeps them.
 
     Attributes:
         dtype: The dtype of the blocks; None if there is none.

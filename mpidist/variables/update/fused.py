@@ -257,10 +257,10 @@ def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient
     """Local. The same update, as one kernel for blocks of CuPy's; blocks of NumPy's are updated as before.
 
     Args:
-        update: As of `record`.
-        slot_count: As of `record`.
-        scratch_count: As of `record`.
-        keeps_gradient: As of `record`.
+        update: See `record`.
+        slot_count: See `record`.
+        scratch_count: See `record`.
+        keeps_gradient: See `record`.
 
     Returns:
         An update. Where a function has no C here, all run one by one, by CuPy.

@@ -31,7 +31,7 @@ def scratch_blocks(count: int, length: int, dtype: np.dtype[Any], xp: Any = np) 
     """Local. The scratch blocks of updates.
 
     Args:
-        count: As `UpdateArithmetic.scratch_count`.
+        count: See `UpdateArithmetic.scratch_count`.
         length: The length of each.
         dtype: The dtype of the parameters.
         xp: NumPy or CuPy.

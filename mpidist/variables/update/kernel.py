@@ -98,7 +98,7 @@ def require_rate(kernel: Kernel | LayerKernel, step: int, learning_rate: float) 
     """Local. Raise the error of a kernel that refuses a learning rate, before anything of the step has begun.
 
     Args:
-        kernel: As given to an optimizer.
+        kernel: The kernel of an optimizer.
         step: 1 in the first step.
         learning_rate: The learning rate of this step.
     """

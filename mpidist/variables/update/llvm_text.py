@@ -42,13 +42,13 @@ class Loop(NamedTuple):
     """All that the text depends on.
 
     Attributes:
-        names, loaded, stored, statements: Of the `Program`.
+        names, loaded, stored, statements: The fields of the `Program`.
         scalar_count: The number of its numbers.
         type: "f" or "d", NumPy's character for the dtype of the blocks.
-        gradient_count: So many gradients are added up.
+        gradient_count: Number of gradients that are added up.
         pairs: Their order: of each pair the sum takes the place of the first, and the last sum is at 0.
         is_aside: The new parameter is stored to another array than that from which it is loaded.
-        is_of_rows: Of the parameter and of the state only some rows are updated; the gradient has these rows alone, and
+        is_of_rows: Whether only some rows of parameter and state are updated; the gradient has these rows alone, and
             takes the new parameter if that is stored elsewhere.
     """
 
@@ -162,7 +162,7 @@ def text_of(loop: Loop) -> str:
     width, the numbers of the rows (increasing, of 64 bits), and as above: the gradient has `count` rows.
 
     Raises:
-        UnknownOperationError: As `loop_of`.
+        UnknownOperationError: See `loop_of`.
     """
     writer = _Writer(loop)
     kind, suffix = TYPES[loop.type]

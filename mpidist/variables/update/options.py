@@ -61,9 +61,9 @@ class OptimizerOptions:
         ema_overwrite_frequency: The variables become their average once in so many updates; None: only when
             `finalize_variable_values` is called. With accumulation they become it in the first call for this update,
             too, which is then Collective.
-        master_copy: Of variables of half precision (float16, bfloat16) the state has a copy in float32, slot
+        master_copy: For variables of half precision (float16, bfloat16) the state has a copy in float32, slot
             "master_copy": updates change the copy, and the variable is the copy rounded, so that updates too small for
-            the variable add up. A variable that the program assigns to, or restores, is copied anew. The state of such
+            the variable add up. A variable that the program assigns to, or restores, is copied again. The state of such
             variables is float32 with and without it.
         missing_gradients: A variable with a gradient on some ranks, and None on others, is an "error"; "zero" counts
             the missing ones as zeros, as for layers that not all ranks use. It costs a small message per update. With

@@ -34,7 +34,7 @@ class Overflow:
         own: The place of this rank.
 
     Attributes:
-        counts: As given, or one number.
+        counts: The constructor's argument, or one number.
         seen: The counts, as they were when `see` was called last.
     """
 
@@ -86,16 +86,16 @@ def overflow_text(variable: str, slot: str, count: int, dtype: np.dtype[Any]) ->
     """Local. The text of the OverflowError for state that has become infinite.
 
     Args:
-        variable: Whose state it is.
+        variable: The variable of the state.
         slot: Its name.
         count: The number of the elements.
         dtype: The dtype of the state.
     """
     return (
-        f"{count} elements of the optimizer's state {slot!r} of variable {variable!r} have become infinite: "
-        f"expected numbers that {dtype} can hold, got gradients whose squares, or sums, are too large for it. The "
-        "variable would stand still there from now on. Restore the last checkpoint, and clip the gradients (clipnorm, "
-        "global_clipnorm or clipvalue), lower the learning rate, or make the variable with dtype='float64'"
+        f"{count} elements of the optimizer's state {slot!r} of variable {variable!r} have become infinite: expected "
+        f"numbers that {dtype} can hold, got gradients whose squares, or sums, are too large for it. These elements "
+        "would never be updated again. Restore the last checkpoint, and clip the gradients (clipnorm, global_clipnorm "
+        "or clipvalue), lower the learning rate, or make the variable with dtype='float64'"
     )
 
 
@@ -104,7 +104,7 @@ def loud(update: Update, slot_count: int) -> Update:
 
     Args:
         update: The update of one step.
-        slot_count: So many slots, the first ones, are its kernel's.
+        slot_count: Number of the kernel's slots, which come first.
     """
 
     def checked(

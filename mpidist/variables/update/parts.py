@@ -28,7 +28,7 @@ def initial(value: complex, dtype: np.dtype[Any]) -> complex:
     """Local. The initial value of a slot in the state of a variable.
 
     Args:
-        value: As of `Kernel.slots`.
+        value: See `Kernel.slots`.
         dtype: The dtype of the variable. One optimizer may have real and complex ones.
     """
     return value if dtype.kind == "c" else value.real

@@ -1,4 +1,4 @@
-"""The arithmetic of rows: an update of some rows of a parameter and of its state, whoever owns the memory."""
+"""The arithmetic of rows: an update of some rows of a parameter and of its state, in any memory."""
 
 from __future__ import annotations
 

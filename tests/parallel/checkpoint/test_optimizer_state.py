@@ -231,7 +231,7 @@ def test_a_layer_less_is_left_and_the_others_go_on(
     status.assert_existing_objects_matched()
     # The state waits for nobody; the variable does where it is not there.
     assert (checkpoint.pending is None) == frozen
-    with pytest.raises(AssertionError, match=r"what no object has taken: .*'o/.*model%2Fa'"):
+    with pytest.raises(AssertionError, match=r"values that no object has taken: .*'o/.*model%2Fa'"):
         status.assert_consumed()
     for _ in range(3):
         step(strategy, again, less, few)

@@ -204,7 +204,7 @@ class Choosy:
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        ((ValueError, "no"), CheckpointError, r"restoring 'b' failed on rank 1 .*cannot take back: ValueError: no"),
+        ((ValueError, "no"), CheckpointError, r"restoring 'b' failed on rank 1 .*cannot load: ValueError: no"),
         ((OSError, errno.EIO, "no disk"), OSError, r"restoring 'b' failed on rank 1 .*no disk"),
     ],
 )

@@ -128,8 +128,8 @@ def test_exchange_gives_all_values_or_one_error(communicator: Communicator) -> N
 @pytest.mark.mpi(min_size=2)
 def test_different_steps_are_an_error_of_all_ranks(communicator: Communicator) -> None:
     """As where one rank makes another strategy than the others."""
-    step = "dealing the roles" if communicator.rank == 0 else "reading the cluster"
-    with pytest.raises(MismatchError, match="'dealing the roles' on rank 0; 'reading the cluster' on rank") as caught:
+    step = "assigning the roles" if communicator.rank == 0 else "reading the cluster"
+    with pytest.raises(MismatchError, match="'assigning the roles' on rank 0; 'reading the cluster' on rank") as caught:
         exchange(communicator, step, communicator.rank if communicator.rank else (1, 2))
     assert is_shared(caught.value)
     # A name in it may differ.

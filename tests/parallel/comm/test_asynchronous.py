@@ -259,7 +259,7 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
 def test_a_wrong_argument_on_one_rank_is_told_to_the_others(
     communicator: Communicator, before: int, wrong: str
 ) -> None:
-    """Also where the program goes on there, and comes to its end: the others do not wait for that."""
+    """Also where the program goes on there, and ends: the others do not wait for that."""
     strategy = make_strategy(communicator, "node")
     begin = strategy.extended.all_reduce_async
     for _ in range(1 + before):

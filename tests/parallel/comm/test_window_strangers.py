@@ -137,8 +137,8 @@ def test_ranks_are_admitted_though_strangers_stand_at_the_door(
         (HEADER.pack(7, 0, 8) + bytes(8), "a question of 8 bytes"),
         (HEADER.pack(16, 0, 8), "a frame DATA of 8 bytes at 0 does not fit"),
         (HEADER.pack(17, 0, 0), "a frame SYNCED of 0 bytes at 0 does not fit"),
-        (HEADER.pack(1, 0, 100) + b"torn", "it has ended in a frame"),
-        (b"\x01\0\0", "it has ended in a frame"),
+        (HEADER.pack(1, 0, 100) + b"torn", "it has ended in the middle of a frame"),
+        (b"\x01\0\0", "it has ended in the middle of a frame"),
     ],
     ids=[
         "kind", "oversize", "get", "put", "rows", "offset", "question", "data", "synced", "torn message", "torn header",

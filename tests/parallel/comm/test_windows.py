@@ -374,8 +374,8 @@ def test_waiting_costs_little(window: Window, communicator: Communicator) -> Non
 
 
 WRONG: tuple[tuple[Callable[[Window], None], type[Exception], str], ...] = (
-    (lambda w: w.get(w.size, 0, np.zeros(1)), ValueError, r"`rank` must be from 0 to \d, .* got \d"),
-    (lambda w: w.ring(-1, b""), ValueError, r"`rank` must be from 0 to \d, .* got -1"),
+    (lambda w: w.get(w.size, 0, np.zeros(1)), ValueError, r"`rank` must be between 0 and \d, .* got \d"),
+    (lambda w: w.ring(-1, b""), ValueError, r"`rank` must be between 0 and \d, .* got -1"),
     (lambda w: w.flush(cast(Any, "0")), TypeError, r"`rank` must be an integer, got '0'"),
     (lambda w: w.put(0, HEAP - 7, np.zeros(1)), ValueError,
      rf"bytes {HEAP - 7} to {HEAP + 1} are not in the heap of rank 0, which has {HEAP} bytes"),
@@ -385,7 +385,7 @@ WRONG: tuple[tuple[Callable[[Window], None], type[Exception], str], ...] = (
     (lambda w: w.put(0, 0, np.array([None])), TypeError, r"`array` must be .* got one of dtype object"),
     (lambda w: w.get(0, 0, np.zeros((4, 4))[:, :2]), ValueError, r"`into` must be a C-contiguous array"),
     (lambda w: w.get(0, 0, np.broadcast_to(np.zeros(1), 1)), ValueError, r"`into` must be a writable array"),
-    (lambda w: w.get_rows(w.size, 0, np.zeros(1, int), np.zeros((1, 1))), ValueError, "`rank` must be from 0"),
+    (lambda w: w.get_rows(w.size, 0, np.zeros(1, int), np.zeros((1, 1))), ValueError, "`rank` must be between 0"),
     (lambda w: w.get_rows(0, 0, cast(Any, [0]), np.zeros((1, 1))), TypeError, r"`numbers` must be .* int64, got \[0\]"),
     (lambda w: w.get_rows(0, 0, np.zeros(1, np.int32), np.zeros((1, 1))), TypeError, "`numbers` must be .* int32"),
     (lambda w: w.get_rows(0, 0, np.zeros(2, int), np.zeros((1, 1))), ValueError, r"got shapes \(2,\) and \(1, 1\)"),
@@ -426,7 +426,7 @@ def test_nothing_is_sent_to_a_forgotten_rank_or_taken_from_it(window: Window, co
     if window.rank == 0:
         window.forget(1)
         window.ring(1, b"not sent")
-        with pytest.raises(DeadRankError, match=r"rank 1 of \d \(process \d+ on \S+\) is given up"):
+        with pytest.raises(DeadRankError, match=r"rank 1 of \d \(process \d+ on \S+\) was declared lost"):
             window.put(1, 0, np.zeros(0))
         with pytest.raises(DeadRankError, match="rank 1 of"):
             window.flush(1)

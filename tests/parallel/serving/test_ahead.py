@@ -209,7 +209,7 @@ def test_where_two_threads_must_not_use_mpi_functions_are_only_sent_early(
             assert (weight.numpy() == 15).all()
 
     on_chief(communicator, program, prefetch=True, arrange=refuse)
-    warned = [record for record in caplog.records if "are not pulled ahead" in record.getMessage()]
+    warned = [record for record in caplog.records if "are not prefetched" in record.getMessage()]
     is_worker = 0 < communicator.rank < communicator.size - 1
     assert len(warned) <= is_worker
     assert len(warned) == is_worker or communicator.size > 3

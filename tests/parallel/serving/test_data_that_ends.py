@@ -117,7 +117,7 @@ def test_another_stop_iteration_is_an_error(communicator: Communicator) -> None:
         with pytest.raises(StopIteration):
             coordinator.join()
         assert not value.is_at_end
-        with pytest.raises(TypeError, match="only an iterator comes to an end: `iter` of a data set"):
+        with pytest.raises(TypeError, match="only an iterator has an end: `iter` of a dataset"):
             assert dataset.is_at_end
 
     on_chief(communicator, program)

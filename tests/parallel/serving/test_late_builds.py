@@ -88,7 +88,7 @@ def test_errors_are_those_of_build_and_the_next_use_is_right(communicator: Commu
         with strategy.scope():
             accumulating = mpidist.optimizers.SGD(0.1, gradient_accumulation_steps=2)
             other = mpidist.Variable(np.zeros(3), name="other")
-        with pytest.raises(NotImplementedError, match="gradient_accumulation_steps is not there"):
+        with pytest.raises(NotImplementedError, match="gradient_accumulation_steps is not supported"):
             coordinator.schedule(step_of([other], accumulating), (0,), on_error="keep").fetch()
         step = step_of(weights, optimizer)
 

@@ -106,7 +106,7 @@ def test_each_optimizer_with_each_option_has_the_bits_of_one_process(
             for one, other in pairs:
                 assert one.numpy().tobytes() == other.numpy().tobytes(), (kind, option, one.name)
         for (kind, make), (option, given) in itertools.product(KINDS.items(), REFUSED.items()):
-            with pytest.raises(NotImplementedError, match=f"{option} is not there under a ParameterServerStrategy.*: "):
+            with pytest.raises(NotImplementedError, match=f"{option} is not supported under a Param.*: "):
                 make(learning_rate=0.1, **given).build(weights)
             assert kind
 

@@ -126,7 +126,7 @@ def test_a_closure_takes_few_bytes_on_all_ranks_together(
 def test_a_relaxed_read_asks_no_server(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch, consistency: Any
 ) -> None:
-    """It comes to its end by itself; a whole one may need the server's copy."""
+    """It ends by itself; a whole one may need the server's copy."""
     asked: list[str] = []
     call_on = Station.call
 

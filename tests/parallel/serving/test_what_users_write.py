@@ -56,7 +56,7 @@ def test_any_callable_and_any_argument(communicator: Communicator) -> None:
             array[:] = number
             values.append(coordinator.schedule(lambda given: (given[0], number), (array,)))  # noqa: B023
         assert coordinator.fetch(values) == [(number, number) for number in range(4)]
-        with pytest.raises(TypeError, match=r"what cannot be sent to the coordinator: .*create_per_worker_value"):
+        with pytest.raises(TypeError, match=r"value that cannot be sent to the coordinator: .*create_per_worker_value"):
             coordinator.schedule(lambda: (x for x in range(3)), on_error="keep").fetch()
 
     on_chief(communicator, program)

@@ -100,4 +100,4 @@ def test_children_take_their_own(tmp_path: Path) -> None:
 def test_a_name_that_is_no_signal_is_an_error(tmp_path: Path) -> None:
     code, text = run(tmp_path, "before", MPIDIST_SIGNALS="USR1,KILL")
     assert code != 0
-    assert "MPIDIST_SIGNALS must be names of signals that tell of the end, as USR1,TERM, got 'KILL'" in text, text
+    assert "must be names of signals that announce the end of a job, such as USR1,TERM, got 'KILL'" in text, text

@@ -196,7 +196,7 @@ def test_an_error_of_an_evaluator_does_not_end_the_training(tmp_path: Path, fail
     text = result.stdout + result.stderr
     assert text.count("trained to the end") == 2, text
     assert result.returncode == code, text
-    assert ("failed, the training goes on" in text) == ("KeyError: 'one of its own'" in text) == (code == 1), text
+    assert ("failed; the training continues" in text) == ("KeyError: 'one of its own'" in text) == (code == 1), text
     assert "the job ends" not in text, text
 
 
@@ -207,9 +207,9 @@ def test_the_death_of_an_evaluator_does_not_end_the_training(tmp_path: Path) -> 
     result = run_program(3, program, tmp_path / "run", kills=True)
     text = result.stdout + result.stderr
     assert text.count("trained to the end") == 2, text
-    assert text.count("the evaluator, has died, the training goes on") == 1, text
-    assert "cannot go on" not in text, text
-    assert "has come to its end without" not in text, text
+    assert text.count("the evaluator, has died; the training continues") == 1, text
+    assert "cannot continue" not in text, text
+    assert "has ended without" not in text, text
 
 
 def test_an_evaluator_ends_with_the_job_after_a_workers_death(tmp_path: Path) -> None:

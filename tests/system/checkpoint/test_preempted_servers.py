@@ -25,8 +25,8 @@ role = f"{resolver.task_type} {resolver.task_id}"
 
 def be_last():
     if role == "chief 0":
-        # The others have come to their end, and must not leave it before this process.
-        until(lambda: all(peer.has_ended() for peer in WATCHDOG.peers()), "the others have come to their end")
+        # The others have ended, and must not leave it before this process.
+        until(lambda: all(peer.has_ended() for peer in WATCHDOG.peers()), "the others have ended")
         let_pass(1)
         print("the chief's last word", flush=True)
 

@@ -64,14 +64,14 @@ def test_jobs_that_are_ended_from_outside_save_and_go_on(
         seen = slurm.wait(job)
         assert (seen.state, seen.code, seen.restarts) == ("COMPLETED", 0, 1), seen
         assert f"the job is about to end ({reason}): saved checkpoints-{job}/ckpt-" in seen.output, seen
-        assert f"the job {job} is queued again" in seen.output, seen
+        assert f"the job {job} is requeued" in seen.output, seen
         assert seen.output.count("resumed after epoch") == 1, seen
         np.testing.assert_array_equal(losses(folder / f"checkpoints-{job}"), undisturbed)
     assert slurm.wait(other).state == "COMPLETED"
     # A person who cancels a job wants its end.
     seen = slurm.wait(cancelled)
     assert (seen.state, seen.restarts) == ("CANCELLED", 0), seen
-    assert f"not queued again: job {cancelled} was cancelled" in seen.output, seen
+    assert f"not requeued: job {cancelled} was cancelled" in seen.output, seen
     saved = losses(folder / f"checkpoints-{cancelled}")
     np.testing.assert_array_equal(saved, undisturbed[: len(saved)])
     assert 0 < len(saved) < len(undisturbed)
@@ -104,7 +104,7 @@ def test_before_its_time_is_up_a_job_saves_and_is_queued_again(slurm: PrivateSlu
     job = slurm.wait(slurm.submit_command(script, folder=folder, options=options))
     assert (job.state, job.code, job.restarts) == ("FAILED", 9, 1), job
     assert job.output.count("the job is about to end (the time is up): saved checkpoints/ckpt-") == 2, job
-    assert "not queued again: it was 1 time(s), and `max_requeues` is 1" in job.output, job
+    assert "not requeued: it was requeued 1 time(s), and `max_requeues` is 1" in job.output, job
     begins = sorted({int(line.split()[-1]) for line in job.output.splitlines() if "begins at" in line})
     # The second time it went on from what was saved.
     assert begins[0] == 0, job
@@ -121,7 +121,7 @@ def test_a_job_that_slurm_ends_at_its_limit_is_queued_again(slurm: PrivateSlurm,
     script = f"srun --mpi={slurm.mpi} --kill-on-bad-exit=1 python program.py checkpoints"
     options = ["--nodes=2", "--ntasks=2", "--time=1", "--requeue", "--open-mode=append"]
     number = slurm.submit_command(script, folder=folder, options=options)
-    job = slurm.wait_for(number, "is queued again", timeout_seconds=180)
+    job = slurm.wait_for(number, "is requeued", timeout_seconds=180)
     slurm.wait_for(number, "begins at [1-9]")
     slurm.ask("scancel", number)
     assert "the job is about to end (SIGTERM): saved checkpoints/ckpt-1.h5" in job.output, job

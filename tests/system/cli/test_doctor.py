@@ -54,7 +54,7 @@ def test_ranks_are_looked_at_together(tmp_path: Path) -> None:
     assert "in chunks" not in found["collective"]["text"], found
     assert found["threads in MPI"]["state"] == "ok"
     # Both of Open MPI's and of MPICH's lines say how ranks live on.
-    assert "if it is started by" in found["death of a rank"]["text"]
+    assert "if launched by" in found["death of a rank"]["text"]
 
 
 def test_a_rank_that_cannot_start_mpi_has_its_page(tmp_path: Path) -> None:

@@ -115,5 +115,5 @@ def test_a_rank_that_has_not_come_is_named(tmp_path: Path, image: Path) -> None:
     result = run(tmp_path, image, OTHERS_STAY="1", MPIDIST_WARN_SECONDS="2", MPIDIST_TIMEOUT="4")
     text = result.stdout + result.stderr
     assert result.returncode != 0, text
-    assert re.search(r"rank 1 \(process \d+\) has not come to mpidist yet: .*program.py", text), text
+    assert re.search(r"rank 1 \(process \d+\) has not reached mpidist yet: .*program.py", text), text
     assert "cannot be seen from here" not in text, text

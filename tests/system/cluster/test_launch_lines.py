@@ -69,7 +69,7 @@ def test_a_line_with_which_ranks_end_with_others_is_warned_of(tmp_path: Path, be
     line = launch_line("--fault-tolerant")
     # As such lines were before.
     text = run(tmp_path, line.replace("-genv UCX_TLS '^cma,tcp'", before), is_to_survive=True)
-    warnings = re.findall(r"the death of a rank in the middle of a message may .* start it by: .*", text)
+    warnings = re.findall(r"the death of a rank in the middle of a message may .* launch it by: .*", text)
     # Open MPI has no such line.
     assert len(warnings) == ("UCX_TLS" in line), text
     assert all("-genv UCX_TLS '^cma,tcp'" in one for one in warnings)
@@ -82,12 +82,12 @@ def test_the_line_keeps_its_word(tmp_path: Path, survives: bool) -> None:
         (str(rank), str(survives), str(survives)) for rank in range(3)
     ], text
     assert sorted(re.findall(r"rank (\d) lives", text)) == (["0", "2"] if survives else []), text
-    warnings = re.findall(r"the death of ranks 0-2 ends the whole job; to let the others go on, start it by: .*", text)
+    warnings = re.findall(r"ranks 0-2 ends the whole job; to let the other ranks survive, launch .*: .*", text)
     assert len(warnings) == (0 if survives else 1), text
     if warnings:
         # The line that is printed is that of the command, but for the program's name.
         line = CliRunner().invoke(main, ["launch-line", "--fault-tolerant", "-n", "3", "python", "program.py"])
-        assert warnings[0].split("start it by: ")[1].split()[1:] == line.output.split()[1:]
+        assert warnings[0].split("launch it by: ")[1].split()[1:] == line.output.split()[1:]
 
 
 @pytest.mark.parametrize("survives", [True, False])
@@ -104,5 +104,5 @@ def test_ranks_on_several_hosts_know_it_together(
     assert re.findall(r"rank 0: (True|False|None), together (True|False)", text) == [(str(survives),) * 2], text
     alone = "None" if not is_open_mpi(find_mpirun()) else str(survives)
     assert re.findall(r"rank 1: (True|False|None), together (True|False)", text) == [(alone, str(survives))], text
-    lines = re.findall("the whole job; to let the others go on, start it by: .*-hosts? n1:1,n2:1 -n 2 python", text)
+    lines = re.findall("the whole job; .* survive, launch it by: .*-hosts? n1:1,n2:1 -n 2 python", text)
     assert len(lines) == (0 if survives else 1), text

@@ -65,7 +65,7 @@ else:
     assert result.returncode == 0, text
     assert f"sum {ranks}.0" in text
     assert text.count("4 of 5 asynchronous reductions were not waited for") == ranks - 1
-    assert f"rank 1 of {ranks} comes to its end" in text
+    assert f"rank 1 of {ranks} exits" in text
     assert "rank 0 of" not in text
 
 

@@ -113,7 +113,7 @@ def test_a_rank_that_left_others_in_a_call_makes_no_exchange(tmp_path: Path, cal
     text = result.stdout + result.stderr
     assert result.returncode != 0, text
     assert "caught" in result.stdout, text
-    assert re.search("an (exchange|agreement) between ranks is refused: ranks have made other calls", text), text
+    assert re.search("an (exchange|agreement) between ranks is refused: ranks have made different calls", text), text
 
 
 STEPS = """

@@ -103,7 +103,7 @@ def test_a_rank_that_leaves_a_step_in_the_middle_and_ends_ends_the_job(tmp_path:
     # noted, nothing but the limit ends the job.
     told = (
         "was left in the middle by InterruptedError: by a handler", "was left by InterruptedError: by a handler",
-        "it waits for a rank that has ended", "others have left its call without coming to this part of it",
+        "it waits for a rank that has ended", "other ranks have left this call before this part of it",
         "the limit is 12 s, the job ends",
     )
     assert any(one in text for one in told), text
@@ -134,7 +134,7 @@ DIFFERENT_INSIDE = [
 def test_other_calls_inside_the_same_call_end_the_job(tmp_path: Path, first: str, second: str) -> None:
     """Both ranks are in one call of one number, and wait in it for ever."""
     text = ended_soon(tmp_path, HEAD + INNER, first, second)
-    assert "can never go on, the job ends: the ranks are in different calls" in text, text
+    assert "is deadlocked, the job ends: the ranks are in different calls" in text, text
 
 
 CAUGHT = """

@@ -23,7 +23,7 @@ def test_without_a_gpu_the_error_is_one_line_with_the_way_out(strategy: str) -> 
     result = run_program(2, EXAMPLE, "--device", "gpu", "--strategy", strategy, timeout_seconds=60)
     output = result.stderr + result.stdout
     assert result.returncode == 1, output
-    assert output.count("Error: ") == output.count("asks for a GPU, and no GPU is visible") == 1
+    assert output.count("Error: ") == output.count("asks for a GPU, but no GPU is visible") == 1
     assert output.count("--device cpu") == 1
     assert "Traceback" not in output
 

@@ -86,5 +86,5 @@ def test_each_update_counts_once(tmp_path: Path, way: str) -> None:
     result = run_program(5, program, tmp_path, timeout_seconds=60, kills=True, MPIDIST_WINDOW=way)
     text = result.stdout + result.stderr
     assert "all right <mpidist.coordinator.ClusterCoordinator of 1 workers>" in text, text
-    assert text.count("as lost: it ran too long, or nothing was heard of it") == 1, text
+    assert text.count("lost (`closure_timeout` exceeded, or its connection lost)") == 1, text
     assert files_left_behind() == []

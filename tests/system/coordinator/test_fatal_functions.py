@@ -61,7 +61,7 @@ def test_a_function_that_ends_its_workers_fails_and_others_go_on(tmp_path: Path)
     ), text
     assert "count 20 <mpidist.coordinator.ClusterCoordinator of 2 workers>" in text, text
     none_left = (
-        r"^DeadRankError: all workers are lost: start the job again, and let it restore the last checkpoint\. Workers "
+        r"^DeadRankError: all workers are lost: restart the job, and let it restore the last checkpoint\. Workers "
         rf"were lost while they ran function fatal\(8\), closure 22, Lost: {WORKER}; {WORKER}$"
     )
     assert len(re.findall(none_left, text, re.MULTILINE)) == 5, text

@@ -110,7 +110,7 @@ def test_at_each_step_of_the_protocol(tmp_path: Path, way: str, number: int, mom
     text = result.stdout + result.stderr
     assert "all right <mpidist.coordinator.ClusterCoordinator of 2 workers>" in text, text
     if number == signal.SIGSTOP:
-        assert text.count("as lost: it ran too long, or nothing was heard of it") == len(moments) - 1, text
+        assert text.count("lost (`closure_timeout` exceeded, or its connection lost)") == len(moments) - 1, text
     assert (tmp_path / "saved" / "exit-code").read_text() == "3\n"
     last = len(moments) + 4
     survivors = (0, *range(last - 3, last + 1))
@@ -208,5 +208,5 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
     result = run_program(9, program, tmp_path, count, kills=True, meanwhile=harm, MPIDIST_WINDOW=way)
     text = result.stdout + result.stderr
     assert "right" in text, text
-    assert text.count("as lost: it ran too long, or nothing was heard of it") == 1, text
+    assert text.count("lost (`closure_timeout` exceeded, or its connection lost)") == 1, text
     assert files_left_behind() == []

@@ -130,7 +130,7 @@ def test_a_death_while_the_first_communicator_opens(tmp_path: Path) -> None:
     code, text = run(tmp_path, "", OPENS.replace("HOW", "os.kill(os.getpid(), signal.SIGKILL)"))
     assert code != 0
     for rank in (0, 2):
-        assert re.search(rf"mpidist: rank {rank} of 3 on \S+ cannot go on: rank 1 of 3 \(process \d+ ", text), text
+        assert re.search(rf"mpidist: rank {rank} of 3 on \S+ cannot continue: rank 1 of 3 \(process \d+ ", text), text
 
 
 def test_an_error_of_one_rank_while_the_first_communicator_opens_ends_the_job(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_an_exception_in_a_scope_or_a_replica_ends_the_job(tmp_path: Path) -> No
         "strategy.reduce('SUM', np.ones(3 + rank), axis=None)",
         "mpidist.MirroredStrategy(devices=['cpu:0'] * 7)",
         "try:\n    strategy.reduce('SUM', np.ones(3 + rank), axis=None)\nexcept ValueError as e:\n"
-        "    raise RuntimeError('cannot go on') from e",
+        "    raise RuntimeError('cannot continue') from e",
     ],
     ids=["mismatch", "devices", "chained"],
 )
@@ -356,7 +356,7 @@ if {who.replace("rank", "int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COM
 """
     result, text = run_code(tmp_path, f"{head}{HEAD}for _ in range(20):\n    wait_for_others()\n", ranks=2)
     assert result.returncode == 0, text
-    refused = "cannot be done: the program has come to its end on all ranks"
+    refused = "cannot be done: the program has ended on all ranks"
     assert text.count(refused) == (2 if who == "True" else 1), text
 
 

@@ -118,7 +118,7 @@ def test_a_rank_that_comes_late_is_named_and_waited_for(tmp_path: Path) -> None:
     result = finish(job, program.name, 60)
     assert result.returncode == 0, text + result.stderr
     assert result.stdout.count("trains") == 3
-    assert re.search(r"rank 1 \(process \d+\) has not come to mpidist yet: \S*python\S* \S*program.py", text), text
+    assert re.search(r"rank 1 \(process \d+\) has not reached mpidist yet: \S*python\S* \S*program.py", text), text
 
 
 STOPS = """
@@ -137,14 +137,14 @@ def test_a_rank_that_is_stopped_before_mpi_starts_is_named_and_waited_for(tmp_pa
         3, program, stopped, MPIDIST_WARN_SECONDS="2", MPIDIST_TIMEOUT=str(limit(SILENT_SECONDS))
     )
     text = Listener(process).until(rf"rank {first} of 3 on \S+ has waited \d+ s for all ranks\n(?s:.*?)is stopped.*\n")
-    for number in re.findall(r"`kill -CONT (\d+)` lets it go on", text):
+    for number in re.findall(r"`kill -CONT (\d+)` resumes it", text):
         os.kill(int(number), signal.SIGCONT)
     result = finish(process, program.name, 60)
     assert result.returncode == 0, text + result.stderr
     assert result.stdout.count("trains") == 3
     assert re.search(rf"mpidist: rank {first} of 3 on \S+ has waited \d+ s for all ranks\n", text), text
     assert re.search(r"waits in starting MPI, call 1, \S*program.py:\d+ ", text), text
-    line = rf"rank {stopped} \(process (\d+)\) is stopped, `kill -CONT \1` lets it go on: \S+ \S*program"
+    line = rf"rank {stopped} \(process (\d+)\) is stopped, `kill -CONT \1` resumes it: \S+ \S*program"
     assert re.search(line, text), text
 
 

@@ -62,8 +62,8 @@ for name in what.split(","):
 """
 PLACE = r"mpidist: rank {} of 3 on \S+ has waited \d+ s for "
 # The end of a report.
-ADVICE = "the next one goes on from the last checkpoint\n"
-IS_STOPPED = r"rank 2 of 3 \(process {0} on \S+\) is stopped: `kill -CONT {0}` lets it go on$"
+ADVICE = "the next one resumes from the last checkpoint\n"
+IS_STOPPED = r"rank 2 of 3 \(process {0} on \S+\) is stopped: `kill -CONT {0}` resumes it$"
 
 
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])

@@ -213,7 +213,7 @@ def test_survivors_of_a_death_on_another_host_end(virtual_hosts: Open, tmp_path:
     text = result.stdout + result.stderr
     assert result.returncode != 0
     dead = r"rank 3 of 4(?: \(process \d+ on n2\))?" if open_mpi else "a rank on another host"
-    told = set(re.findall(rf"mpidist: (rank \d) of \d on n\d cannot go on: {dead} terminated unexpectedly", text))
+    told = set(re.findall(rf"mpidist: (rank \d) of \d on n\d cannot continue: {dead} terminated unexpectedly", text))
     assert told, text
     if not open_mpi:
         assert told == {"rank 0", "rank 1"}, text
@@ -234,7 +234,7 @@ ranks.barrier()
     ("alone", "why", "where"),
     [
         ("ranks.all_gather_object(1)", "the ranks are in different calls", "waits in exchange between ranks"),
-        ("sys.exit(0)", "it waits for a rank that has ended", "has come to its end"),
+        ("sys.exit(0)", "it waits for a rank that has ended", "has ended"),
     ],
     ids=["another call", "an exit"],
 )
@@ -249,7 +249,7 @@ def test_a_rank_that_never_comes_is_seen_from_other_hosts(
     text = result.stdout + result.stderr
     assert result.returncode != 0
     assert text.count("mpidist: ") == 1, text
-    assert re.search(rf"mpidist: rank \d of 3 on n\d can never go on, the job ends: {why}\n", text), text
+    assert re.search(rf"mpidist: rank \d of 3 on n\d is deadlocked, the job ends: {why}\n", text), text
     assert re.search(rf"  rank 2 of 3 (\(process \d+ )?on n2\)? {where}", text), text
 
 
@@ -278,9 +278,9 @@ def test_in_a_large_job_the_next_host_sees_that_all_ranks_of_one_have_ended(
 ) -> None:
     text = run_as_large_job(virtual_hosts(3), tmp_path, "if ranks.rank in (2, 3):\n    sys.exit(0)\nranks.barrier()\n")
     # The counterparts on the third host.
-    reports = re.findall(r"mpidist: (rank \d) of 6 on n\d can never go on, the job ends: it waits for a rank", text)
+    reports = re.findall(r"mpidist: (rank \d) of 6 on n\d is deadlocked, the job ends: it waits for a rank", text)
     assert reports == ["rank 4"], text
-    assert re.search(r"  rank 2 of 6 .*has come to its end", text), text
+    assert re.search(r"  rank 2 of 6 .*has ended", text), text
 
 
 def test_in_a_large_job_all_hosts_hear_of_the_death_of_one(virtual_hosts: Open, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_in_a_large_job_all_hosts_hear_of_the_death_of_one(virtual_hosts: Open, 
     # spoken, and each of the two looks once a second.
     if not is_open_mpi(find_mpirun()):
         died = r"rank [23] of 6 \(process \d+ on n2\)"
-        assert re.search(rf"mpidist: rank [01] of 6 on n1 cannot go on: {died}", text), text
+        assert re.search(rf"mpidist: rank [01] of 6 on n1 cannot continue: {died}", text), text
 
 
 @pytest.mark.parametrize(("late", "speaker"), [((3,), "rank 2"), ((2, 3), "rank 4")], ids=["its host", "the next host"])
@@ -345,7 +345,7 @@ def test_a_death_on_another_host_has_a_name(virtual_hosts: Open, tmp_path: Path)
     text = result.stdout + result.stderr
     assert result.returncode != 0
     dead = rf"rank 2 of 3 \(process \d+ on {'n2' if open_mpi else 'n3'}\)"
-    assert re.search(rf"mpidist: rank 0 of 3 on n1 cannot go on: {dead} terminated unexpectedly", text), text
+    assert re.search(rf"mpidist: rank 0 of 3 on n1 cannot continue: {dead} terminated unexpectedly", text), text
     assert "a rank on another host" not in text
 
 
@@ -360,8 +360,8 @@ def test_checkpoints_show_where_ranks_can_see_each_other(virtual_hosts: Open, tm
     result = hosts.run((2, 1), program, tmp_path / "saved" / "ckpt", timeout_seconds=JOB_SECONDS)
     text = result.stdout + result.stderr
     assert result.returncode != 0
-    assert "can never go on, the job ends: it waits for a rank that has ended" in text, text
-    assert re.search(r"  rank 2 of 3 .*has come to its end", text), text
+    assert "is deadlocked, the job ends: it waits for a rank that has ended" in text, text
+    assert re.search(r"  rank 2 of 3 .*has ended", text), text
 
 
 def test_a_job_directory_is_empty_after_a_good_end(virtual_hosts: Open, tmp_path: Path) -> None:

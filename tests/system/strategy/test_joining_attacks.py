@@ -41,7 +41,7 @@ def test_a_joiner_that_is_given_up_leaves_when_it_wakes_and_another_has_its_plac
         assert job.ask("coordinator.schedule(add, worker=1).fetch()") == [another.pid, 1]
         os.kill(stopped.pid, signal.SIGCONT)
         assert "the coordinator counts" in (said := refusal(stopped)), said
-        assert "as lost: it ran too long" in said, said
+        assert "lost (`closure_timeout` exceeded" in said, said
         assert job.ask("coordinator.schedule(add, worker=1).fetch()") == [another.pid, 2]
         assert job.ask("totals()") == [3, 3, 3.0]
         job.finish()
@@ -59,12 +59,12 @@ def test_a_joiner_that_stops_while_it_joins_loses_its_place(tmp_path: Path) -> N
         job.ask(f"wait_for(lambda: living() and is_stopped({stopped.pid}))")
         # Its time is over.
         job.ask("strategy.invitation._given.update(dict.fromkeys(strategy.invitation._given, 0.0))\nliving()")
-        assert "worker 1 (rank 5) does not come, and its place is free again" in job.read_until("does not come")
+        assert "worker 1 (rank 5) did not arrive; its place is free again" in job.read_until("does not come")
         another = job.join()
         job.ask("wait_for(lambda: living() == 2)")
         assert job.ask("coordinator.schedule(add, worker=1).fetch()") == [another.pid, 0]
         os.kill(stopped.pid, signal.SIGCONT)
-        assert "worker as lost: it took too long" in (said := finish(stopped, "the joiner", 30).stderr), said
+        assert "worker lost: it took too long" in (said := finish(stopped, "the joiner", 30).stderr), said
         assert job.ask("coordinator.fetch([coordinator.schedule(add, worker=1)])[0]") == [another.pid, 1]
         assert job.ask("totals()") == [2, 2, 2.0]
         job.finish()
@@ -84,7 +84,7 @@ def test_joiners_that_race_and_joiners_that_are_interrupted(tmp_path: Path) -> N
         assert job.ask(f"{dying}.fetch()[0]") != winner.pid
         ended = finish(winner, "the joiner", 30)
         assert (ended.returncode, ended.stdout) == (-signal.SIGINT, "")
-        assert ended.stderr == "mpidist: this worker leaves the job at SIGINT; others do its work\n"
+        assert ended.stderr == "mpidist: this worker leaves the job at SIGINT; other workers take over\n"
         winner = job.join()
         job.ask("wait_for(lambda: living() == 2)")
         # Between two functions.

@@ -134,7 +134,7 @@ def test_workers_join_from_another_host(virtual_hosts: Open, tmp_path: Path) -> 
         refused = finish(join(hosts, "n5", tmp_path / "job", MEETS.format(folder=tmp_path)), "the joiner", 60)
         assert refused.returncode == 1, refused
         assert "this worker cannot reach ps 0 (rank 3, process" in refused.stderr, refused.stderr
-        assert "The job goes on without it" in refused.stderr, refused.stderr
+        assert "The job continues without it" in refused.stderr, refused.stderr
         finish(hosts.execute("n5", f"ip route del blackhole 10.213.0.{number}/32"), "ip", 30)
         # It reaches all others, and they do not reach it.
         walled = finish(join(hosts, "n5", tmp_path / "job", WALLED), "the joiner", 60)

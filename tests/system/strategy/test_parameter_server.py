@@ -113,7 +113,7 @@ def test_a_program_that_branches_by_role(tmp_path: Path, ranks: int, evaluators:
     assert "joined" not in result.stdout, "a server leaves the program"
     assert result.stdout.count("evaluator alone: 1 268435456") == evaluators
     # As it was started, this job ends with any of its ranks.
-    warning = f"the death of ranks 0-{ranks - 1} ends the whole job; to let the others go on, start it by: "
+    warning = f"the death of ranks 0-{ranks - 1} ends the whole job; to let the other ranks survive, launch it by: "
     assert result.stderr.count(warning) == (1 if ranks > 1 else 0), result.stderr
 
 
@@ -268,7 +268,7 @@ def test_a_death_ends_ranks_that_do_something_else_and_a_checkpoint_goes_on(tmp_
     program.write_text(BUSY)
     # They would stay where they are for ever.
     text = run_to_the_end(4, program, tmp_path, dying, 2, killed=tmp_path / "pid")
-    told = set(re.findall(rf"mpidist: rank (\d) of 4 on \S+ cannot go on: .*rank {dying} of 4 \(process ", text))
+    told = set(re.findall(rf"mpidist: rank (\d) of 4 on \S+ cannot continue: .*rank {dying} of 4 \(process ", text))
     assert told == {"0", "1", "2", "3"} - {str(dying)}, text
     assert (tmp_path / "exit-code").exists() == (dying != 0)
     result = run_program(3, program, tmp_path, -1, 1)

@@ -287,10 +287,10 @@ def test_a_state_file_names_no_files_outside(tmp_path: Path, name: str, place: s
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"all_model_checkpoint_paths": [], "x": 1e999}', "9" * 5000, "[]"])
 def test_a_forged_state_file_is_an_error(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "checkpoint").write_text(text)
-    with pytest.raises(DamagedCheckpointError, match="cannot be understood"):
+    with pytest.raises(DamagedCheckpointError, match="is not a valid"):
         latest_checkpoint(tmp_path)
     assert latest_checkpoint(tmp_path, fallback=True) is None
-    assert "cannot be understood" in caplog.text
+    assert "is not a valid" in caplog.text
 
 
 def test_a_state_file_may_name_a_file_that_no_system_has(tmp_path: Path) -> None:
@@ -502,11 +502,11 @@ def test_managers_of_one_name_know_of_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"job": 3}', "[" * 100_000, "null"])
 def test_a_forged_lock_is_a_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / LOCK_FILE).write_text(text)
-    with pytest.raises(CheckpointError, match="cannot be understood as a lock"):
+    with pytest.raises(CheckpointError, match="is not a valid lock"):
         DirectoryLock(str(tmp_path)).acquire()
     odd = {**dataclasses.asdict(lock_module.this_process()), "process": "x"}
     (tmp_path / LOCK_FILE).write_text(json.dumps(odd))
-    with pytest.raises(CheckpointError, match="cannot be understood as a lock"):
+    with pytest.raises(CheckpointError, match="is not a valid lock"):
         DirectoryLock(str(tmp_path)).acquire()
 
 
@@ -518,7 +518,7 @@ def test_a_forged_lock_is_a_clear_error(tmp_path: Path, text: str) -> None:
         ({"checkpoint_interval": True}, TypeError, "`checkpoint_interval` must be an integer of at least 0"),
         ({"checkpoint_interval": -3}, ValueError, "`checkpoint_interval` must be an integer of at least 0"),
         ({"step_counter": 3}, TypeError, "`step_counter` must be a variable that counts steps, got 3"),
-        ({"checkpoint_name": 3}, TypeError, "`checkpoint_name` must be a text, got 3"),
+        ({"checkpoint_name": 3}, TypeError, "`checkpoint_name` must be a string, got 3"),
     ],
 )
 def test_arguments_of_wrong_kinds(

@@ -57,7 +57,7 @@ def require_error(path: str, text: str) -> None:
 def test_a_truncated_file_is_an_error(saved: str, kept: float) -> None:
     size = os.path.getsize(saved)
     os.truncate(saved, int(size * kept) if kept == 0.5 else int(kept) % size)
-    require_error(saved, "truncated, damaged or no HDF5 file|is not a whole checkpoint")
+    require_error(saved, "truncated, damaged or no HDF5 file|is not a complete checkpoint")
 
 
 def test_garbage_is_an_error(saved: str) -> None:
@@ -130,7 +130,7 @@ def test_a_file_that_goes_while_it_is_opened_is_not_called_damaged(
         return open_file(*arguments, **options)
 
     monkeypatch.setattr(h5py, "File", lose)
-    with pytest.raises(FileNotFoundError, match=r"deleted or replaced it|no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"deleted or replaced|no checkpoint"):
         Checkpoint(a=variable(1.0)).restore(saved)
 
 

@@ -158,7 +158,7 @@ def test_a_small_file_never_takes_much_memory(tmp_path: Path, name: str) -> None
 def test_the_own_datasets_may_be_anything(tmp_path: Path, name: str, value: Any) -> None:
     path = save(tmp_path)
     forge(path, replaced(name, value), seals=False)
-    require_error(path, "is not a whole checkpoint|cannot be read", DamagedCheckpointError)
+    require_error(path, "is not a complete checkpoint|cannot be read", DamagedCheckpointError)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_what_is_saved_of_an_object_may_be_anything(tmp_path: Path, name: str, v
         index["shared"] = {}
 
     forge(path, change)
-    require_error(path, r"cannot take back: \w+: |was saved|were saved|needs|expected .*, got ")
+    require_error(path, r"cannot load: \w+: |was saved|were saved|needs|expected .*, got ")
 
 
 ODD: tuple[Any, ...] = (

@@ -198,7 +198,7 @@ def test_a_manager_writes_over_nothing_that_came_while_it_waited(
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", nap)
-        with pytest.raises(CheckpointError, match=r"another job has saved .* while this one waited"):
+        with pytest.raises(CheckpointError, match=r"another job saved .* while this one waited"):
             waiting.save()
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", LOCK_FILE, "ckpt-2.h5"]
     assert waiting.save() == str(tmp_path / "ckpt-3.h5")

@@ -165,11 +165,11 @@ def test_latest_checkpoint_of_odd_directories(tmp_path: Path, caplog: pytest.Log
     assert latest_checkpoint(tmp_path) is None
     for text in ("{", "[]", '{"all_model_checkpoint_paths": 3}'):
         (tmp_path / "checkpoint").write_text(text)
-        with pytest.raises(ValueError, match=r"Invalid checkpoint state loaded from .*cannot be understood"):
+        with pytest.raises(ValueError, match=r"Invalid checkpoint state loaded from .*is not a valid"):
             latest_checkpoint(tmp_path)
         with caplog.at_level(logging.WARNING, "mpidist"):
             assert latest_checkpoint(tmp_path, fallback=True) is None
-        assert "cannot be understood" in caplog.text
+        assert "is not a valid" in caplog.text
         caplog.clear()
     (tmp_path / "checkpoint").write_text("")
     with pytest.raises(ValueError, match="Invalid checkpoint state loaded from"):
@@ -370,7 +370,7 @@ def test_a_lock_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatc
 
 def test_a_damaged_lock_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text("?")
-    with pytest.raises(CheckpointError, match="cannot be understood as a lock"):
+    with pytest.raises(CheckpointError, match="is not a valid lock"):
         DirectoryLock(str(tmp_path)).acquire()
 
 

@@ -340,7 +340,7 @@ def test_an_array_in_a_hidden_attribute_of_a_module_is_a_cache(
     assert fresh.kernel.numpy().tolist() == [5.0, 6.0]
     # The same array under another name is not, nor is one of another object.
     layer.x = layer._x
-    with pytest.raises(ValueError, match=r"'model/0/x': .*would be lost\. .*begins with `_`, as `self\._x`"):
+    with pytest.raises(ValueError, match=r"'model/0/x': .*would be lost\. .*begin with `_`, such as `self\._x`"):
         checkpoint.save(tmp_path / "c")
     del layer.x
     layer._helper.table = np.zeros(2)

@@ -230,5 +230,5 @@ def test_who_follows_waits_where_a_state_file_is_damaged(tmp_path: Path, caplog:
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
-    with pytest.raises(NotADirectoryError, match="no checkpoint can come to a file"):
+    with pytest.raises(NotADirectoryError, match="a file cannot receive new checkpoints"):
         next(checkpoints_iterator(tmp_path / "c"))

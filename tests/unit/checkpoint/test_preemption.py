@@ -306,7 +306,7 @@ def test_less_time_than_a_save_may_take_is_a_warning(tmp_path: Path, caplog: pyt
     Training(tmp_path, time_limit=91, save_seconds=30.0)
     assert not caplog.records
     short = Training(tmp_path, time_limit=60, save_seconds=30.0)
-    assert "ends in 60 s, and 90 s are kept for saving (`save_factor` 3 times 30.0 s" in caplog.text
+    assert "ends in 60 s, and 90 s are reserved for saving (`save_factor` 3 times 30.0 s" in caplog.text
     assert "`TerminationConfig(save_seconds=...)`" in caplog.text
     for _ in range(5):
         short.handler.run(short.step)
@@ -473,14 +473,14 @@ def test_a_job_is_queued_again(tmp_path: Path, slurm: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("shows", "asked", "warning"),
     [
-        (RUNS, "requeue 12\n", "the job 12 is queued again"),
-        ("", "requeue 12\n", "the job 12 is queued again"),
-        (RUNS.replace("RUNNING", "COMPLETING"), "", "not queued again: job 12 was cancelled (scancel)"),
-        (RUNS.replace("RUNNING Reason=None", "COMPLETING Reason=TimeLimit"), "requeue 12\n", "12 is queued again"),
+        (RUNS, "requeue 12\n", "job 12 is requeued"),
+        ("", "requeue 12\n", "job 12 is requeued"),
+        (RUNS.replace("RUNNING", "COMPLETING"), "", "not requeued: job 12 was cancelled (scancel)"),
+        (RUNS.replace("RUNNING Reason=None", "COMPLETING Reason=TimeLimit"), "requeue 12\n", "12 is requeued"),
         (RUNS.replace("RUNNING", "COMPLETING").replace("PreemptTime=None", "PreemptTime=2026-11-23T10:48:22"),
-         "requeue 12\n", "the job 12 is queued again"),
+         "requeue 12\n", "job 12 is requeued"),
         # Somebody else was first.
-        (RUNS.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1"), "", "the job 12 is queued again"),
+        (RUNS.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1"), "", "job 12 is requeued"),
     ],
 )
 def test_a_job_that_was_cancelled_is_not_queued_again(
@@ -513,7 +513,7 @@ def test_a_job_is_queued_again_whatever_slurm_shows_of_it(
     monkeypatch.setenv("SCONTROL_SHOWS", shows)
     preempt(tmp_path / "a")
     assert slurm.read_text() == "requeue 12\n"
-    assert "the job 12 is queued again" in caplog.text
+    assert "job 12 is requeued" in caplog.text
 
 
 def test_a_job_is_not_queued_again_too_often(
@@ -522,7 +522,7 @@ def test_a_job_is_not_queued_again_too_often(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     preempt(tmp_path / "a", max_requeues=2)
     assert slurm.read_text() == ""
-    assert "it was 2 time(s), and `max_requeues` is 2" in caplog.text
+    assert "it was requeued 2 time(s), and `max_requeues` is 2" in caplog.text
     preempt(tmp_path / "a", max_requeues=3)
     assert slurm.read_text() == "requeue 12\n"
 
@@ -532,11 +532,12 @@ def test_a_job_without_a_newer_checkpoint_is_not_queued_again(
 ) -> None:
     folder = tmp_path / "a"
     preempt(folder, save_fn=lambda: None)
-    assert "no newer checkpoint was saved (the last one is none)" in caplog.text
+    assert "no newer checkpoint was saved since its start (the last one is none)" in caplog.text
     first = preempt(folder)
     assert slurm.read_text() == "requeue 12\n"
     preempt(folder, save_fn=lambda: None)
-    assert f"no newer checkpoint was saved (the last one is {first.handler._manager.latest_checkpoint}" in caplog.text
+    latest = first.handler._manager.latest_checkpoint
+    assert f"no newer checkpoint was saved since its start (the last one is {latest}" in caplog.text
     # A function may save elsewhere, and say where.
     elsewhere = tmp_path / "elsewhere.h5"
     preempt(folder, save_fn=lambda: elsewhere.write_text("saved") and elsewhere)
@@ -549,7 +550,7 @@ def test_a_refusal_of_slurms_is_a_warning(
     caplog.set_level(logging.WARNING)
     monkeypatch.setenv("SCONTROL_FAILS", "1")
     preempt(tmp_path / "a")
-    assert "not queued again: `scontrol requeue 12` failed with code 1: not allowed" in caplog.text
+    assert "not requeued: `scontrol requeue 12` failed with code 1: not allowed" in caplog.text
     assert "#SBATCH --requeue" in caplog.text
     assert slurm.read_text() == "requeue 12\n"
     monkeypatch.delenv("SLURM_JOB_ID")
@@ -565,7 +566,7 @@ def test_a_program_ends_whatever_comes_where_its_job_is_queued_again(
 
     monkeypatch.setattr(job, "requeue", fail)
     preempt(tmp_path / "a")
-    assert "not queued again: a text that nobody expects" in caplog.text
+    assert "not requeued: a text that nobody expects" in caplog.text
 
 
 def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
@@ -579,7 +580,7 @@ def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
         PreemptionCheckpointHandler(None, mpidist.CheckpointManager(checkpoint, tmp_path, 1), tmp_path)
     with pytest.raises(ValueError, match="got SIGINT"):
         TerminationConfig(signals=[signal.SIGINT])
-    with pytest.raises(ValueError, match="must be from 0 to 255, got 300"):
+    with pytest.raises(ValueError, match="must be between 0 and 255, got 300"):
         TerminationConfig(exit_code=300)
 
 

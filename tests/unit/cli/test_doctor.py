@@ -252,4 +252,4 @@ def test_srun_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_how_a_finding_is_shown() -> None:
     assert str(Finding("cores", "ok", "2")).split() == ["ok", "cores", "2"]
-    assert "mend: export A=1" in str(Finding("cores", "wrong", "2", "export A=1")).splitlines()[1]
+    assert "fix: export A=1" in str(Finding("cores", "wrong", "2", "export A=1")).splitlines()[1]

@@ -84,7 +84,7 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         "export HTTPS_PROXY='a b'\n"
         "# srun takes the number of cores of a task from here only.\n"
         "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n"
-        "# The program saves, and queues the job again: PreemptionCheckpointHandler, `requeue=True`.\n"
+        "# The program saves, and requeues the job: PreemptionCheckpointHandler, `requeue=True`.\n"
         "srun --mpi=pmix --kill-on-bad-exit=1 python train.py --epochs 3\n"
     )
 
@@ -105,11 +105,11 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         ("[sbatch]\n\"x\\ny\" = 'a'", "long names of options"),
         ("[sbatch]\ncomment = 1.5", "options without dashes.* got 'comment': 1.5"),
         # These would be ignored, or fight with the command's own.
-        ("[sbatch]\ntime = '4:00:00'", "the command has no option for, got 'time': write --time"),
-        ("[sbatch]\nntasks = 8", "no option for, got 'ntasks': write --ntasks-per-node"),
+        ("[sbatch]\ntime = '4:00:00'", "options that the command has, got 'time': write --time"),
+        ("[sbatch]\nntasks = 8", "options that the command has, got 'ntasks': write --ntasks-per-node"),
         ("[environment]\nA = \"a\\r\"", "one line, without control characters, got 'A'"),
         ("[sbatch]\n\"--partition\" = 'a'", "options without dashes"),
-        ("[environment]\n\"A B\" = 'a'", "texts by variable"),
+        ("[environment]\n\"A B\" = 'a'", "strings by variable"),
     ],
 )
 def test_a_wrong_site_is_named(tmp_path: Path, text: str, why: str) -> None:
@@ -191,8 +191,8 @@ def test_a_file_whose_name_has_blanks_is_one_word(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([""], "expected a program, as train.py --epochs 5, got ''"),
-        (["", "5"], "expected a program, as train.py --epochs 5, got '' 5"),
+        ([""], "expected a program, such as train.py --epochs 5, got ''"),
+        (["", "5"], "expected a program, such as train.py --epochs 5, got '' 5"),
         (["  "], "expected a program"),
         (["--", "-m", "pkg.train"], "got the option '-m'. Options of Python come after its name: python -m pk"),
         (["--", "-m pkg.train"], "got the option '-m'"),
@@ -200,7 +200,7 @@ def test_a_file_whose_name_has_blanks_is_one_word(tmp_path: Path, monkeypatch: p
         (["--job-name", "x\nrm -rf y", "train.py"], "`job_name` must be one line without control characters, got 'x"),
         (["a\nb.py", "5"], "a word of the program must be one line"),
         (["a.py", "b\r"], "a word of the program must be one line"),
-        (["--time", "1:00\n", "a.py"], "`time` must be as 4:00:00"),
+        (["--time", "1:00\n", "a.py"], "`time` must have a form such as 4:00:00"),
     ],
 )
 def test_what_is_no_program_is_an_error(arguments: list[str], text: str) -> None:
@@ -225,7 +225,7 @@ def test_a_sites_setup_is_run_before_the_strict_mode(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"must be as 4:00:00.* got 'soon'"):
+    with pytest.raises(ValueError, match=r"must have a form such as 4:00:00.* got 'soon'"):
         write_script(Job(("a.py",), time="soon"), Site(), "MPICH")
     with pytest.raises(ValueError, match=r"number of GPUs on a node, 2, got 3"):
         write_script(Job(("a.py",), tasks_per_node=3, gpus_per_node=2), Site(), "MPICH")

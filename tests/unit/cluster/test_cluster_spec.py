@@ -72,7 +72,7 @@ def test_spec_truth_equality_and_repr() -> None:
         ({"worker": [1]}, "address of task 0 of job 'worker' must be a string, got int: 1"),
         ({1: ["a:1"]}, "names of a cluster's jobs must be strings, got int: 1"),
         *(
-            ({"worker": {key: "a:1"}}, f"must be task indices, as 0 .*got {re.escape(repr(key))}$")
+            ({"worker": {key: "a:1"}}, f"must be task indices, such as 0 .*got {re.escape(repr(key))}$")
             for key in ("x", "1_0", " 1", "+1", "\u0661", "")
         ),
     ],

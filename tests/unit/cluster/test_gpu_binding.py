@@ -51,7 +51,7 @@ def test_a_named_gpu_that_is_not_there_leaves_arrays_in_host_memory() -> None:
 @no_gpu
 def test_asking_for_a_gpu_by_the_environment_without_one_is_an_error_with_the_reason() -> None:
     binding = bind(None, {"MPIDIST_DEVICE": "gpu"})
-    with pytest.raises(UnavailableError, match=r"MPIDIST_DEVICE=gpu asks for a GPU, and no GPU is visible.*Unset"):
+    with pytest.raises(UnavailableError, match=r"MPIDIST_DEVICE=gpu asks for a GPU, but no GPU is visible.*Unset"):
         agree(binding, SoloCommunicator())
 
 

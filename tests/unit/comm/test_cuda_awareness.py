@@ -81,7 +81,7 @@ def test_a_child_that_tries_host_memory_succeeds_and_its_answer_is_kept(tmp_path
     assert said["sums"] is True
     again = Probe("numpy", tmp_path)
     assert not again.is_running
-    assert again.answer(said["library"]) == cuda_awareness.Awareness(True, "a child process tried it")
+    assert again.answer(said["library"]) == cuda_awareness.Awareness(True, "a child process tested it")
     other = again.answer("MPICH 1.0")
     assert other.is_aware is False
     assert said["library"] in other.why

@@ -54,7 +54,7 @@ def test_one_of_a_job_that_goes_on_stays(tmp_path: Path) -> None:
     listener, name = listen_by_name()
     with listener:
         WrittenFile(tmp_path, CONTENT._replace(address=HERE._replace(name=name)), HERE)
-        with pytest.raises(FileExistsError, match="of a job that goes on, whose chief is process 77 on n3"):
+        with pytest.raises(FileExistsError, match="belongs to a running job, whose chief is process 77 on n3"):
             WrittenFile(tmp_path, CONTENT._replace(process=78), HERE)
     assert read(tmp_path).process == 77
 
@@ -164,7 +164,7 @@ def test_a_desk_answers_in_the_order_of_the_requests() -> None:
     assert at_desk(desk, lambda link: ask(link, NEWCOMER)) == (introduction, b"all it needs")
     decider.join()
     desk.close()
-    assert at_desk(desk, lambda link: ask(link, NEWCOMER)) == (None, "the job comes to its end")
+    assert at_desk(desk, lambda link: ask(link, NEWCOMER)) == (None, "the job is ending")
 
 
 @pytest.mark.parametrize("said", [

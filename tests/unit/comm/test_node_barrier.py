@@ -37,7 +37,7 @@ def wait(*, has_come: bool) -> None:
 
 
 def test_who_waits_for_a_rank_that_has_failed_comes_out() -> None:
-    with pytest.raises(RankError, match="is given up: another rank has failed"):
+    with pytest.raises(RankError, match="is abandoned: another rank has failed"):
         wait(has_come=False)
 
 

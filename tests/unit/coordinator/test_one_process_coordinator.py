@@ -74,9 +74,9 @@ def test_arguments_come_in_a_tuple_and_a_dictionary(
 
 def test_a_coordinator_is_not_sent(strategy: ParameterServerStrategy) -> None:
     coordinator = ClusterCoordinator(strategy)
-    with pytest.raises(TypeError, match=r"captures 'coordinator', .* cannot be sent .*: it is of this process"):
+    with pytest.raises(TypeError, match=r"captures 'coordinator', .* cannot be sent .*: it exists in this process"):
         coordinator.schedule(lambda: coordinator.done() or 3)
-    with pytest.raises(TypeError, match=r"is given argument 0, .* cannot be sent .*: it is of this process"):
+    with pytest.raises(TypeError, match=r"is given argument 0, .* cannot be sent .*: it exists in this process"):
         coordinator.schedule(repr, (coordinator,))
 
 
@@ -158,7 +158,7 @@ def test_a_second_interrupt_in_a_message_ends_the_coordinator(
         with pytest.raises(KeyboardInterrupt):
             coordinator.join()
     for call in (coordinator.join, lambda: coordinator.schedule(abs, (1,)), coordinator.done):
-        with pytest.raises(InterruptedCallError, match=r"a second interrupt .* Start the job again"):
+        with pytest.raises(InterruptedCallError, match=r"a second interrupt .* Restart the job"):
             call()
 
 
@@ -199,14 +199,14 @@ def test_a_function_knows_the_index_of_its_worker(strategy: ParameterServerStrat
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"worker": 1}, "`worker` must be from 0 to 0, got 1"),
+        ({"worker": 1}, "`worker` must be between 0 and 0, got 1"),
         ({"worker": True}, "`worker` must be an integer of at least 0, got True"),
         ({"retries": -1}, "`retries` must be an integer of at least 0, got -1"),
         ({"priority": "high"}, "`priority` must be a number, got 'high'"),
         ({"on_error": ["keep"]}, r"`on_error` must be 'cancel' or 'keep', got \['keep'\]"),
         ({"kwargs": {1: 2}}, "the names of the function's arguments as keys, got 1"),
         ({"queue_size": 0}, "`queue_size` must be an integer of at least 1, got 0"),
-        ({"closure_timeout": 0}, "`closure_timeout` must be more than 0 seconds"),
+        ({"closure_timeout": 0}, "`closure_timeout` must be above 0 seconds"),
         ({"prefetch": 1}, "`prefetch` must be True or False, got 1"),
         ({"max_deaths": 0}, "`max_deaths` must be an integer of at least 1, got 0"),
         ({"max_deaths": 1.5}, "`max_deaths` must be an integer of at least 1, got 1.5"),
@@ -519,7 +519,7 @@ def test_after_its_end_the_strategy_says_so() -> None:
         with pytest.raises(RuntimeError, match="this ParameterServerStrategy is closed: its servers have ended"):
             act()
     for act in (strategy.scope().__enter__, strategy.replicas.require_open):
-        with pytest.raises(RuntimeError, match=r"this strategy is closed: .* Variables on servers have ended with it"):
+        with pytest.raises(RuntimeError, match=r"this strategy is closed: .* Its variables on servers are gone"):
             act()
     assert not late.is_done
 

@@ -137,7 +137,7 @@ def test_a_long_wait_is_explained_once(
     monkeypatch.setenv("MPIDIST_WARN_SECONDS", "-1")
     assert farewell.leave_together([farewell.Farewell(one, ()) for one in (Barrier(), Barrier(5))], make(1).wait_at_end)
     text = capfd.readouterr().err
-    assert text.count("mpidist: rank 1 of 3 on host has come to its end and still waits for other ranks") == 1
+    assert text.count("mpidist: rank 1 of 3 on host has ended and still waits for other ranks") == 1
 
 
 def test_a_wait_at_the_end_has_the_limit_of_all_waits(
@@ -149,7 +149,7 @@ def test_a_wait_at_the_end_has_the_limit_of_all_waits(
     with pytest.raises(AbortedError, match="1"):
         hooks.wait_at_end(7.1)
     text = capfd.readouterr().err
-    assert text == "mpidist: rank 1 of 3 on host has come to its end and has waited 7 s for other ranks, the job ends\n"
+    assert text == "mpidist: rank 1 of 3 on host has ended and has waited 7 s for other ranks, the job ends\n"
 
 
 def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_two_deaths_are_one_end(rank: Rank, capfd: pytest.CaptureFixture[str]) -
     rank.hear(WORKER)
     assert len(rank.ends) == len(rank.exits) == 1
     text = capfd.readouterr().err
-    assert text.count("rank 1 of 3 on host cannot go on: process 1, process 2 terminated unexpectedly") == 1
+    assert text.count("rank 1 of 3 on host cannot continue: process 1, process 2 terminated unexpectedly") == 1
     assert text.count("This rank was here:\n") == 1
 
 
@@ -72,7 +72,7 @@ def test_an_error_after_a_death_names_the_dead_once(
     assert rank.end() == ("alone", code)
     text = capfd.readouterr().err
     assert text.count("mpidist:") == 1
-    assert text.startswith("mpidist: rank 1 of 3 on host cannot go on: process 1 terminated unexpectedly")
+    assert text.startswith("mpidist: rank 1 of 3 on host cannot continue: process 1 terminated unexpectedly")
     assert type(error).__name__ in text
 
 
@@ -84,7 +84,7 @@ def test_who_comes_to_its_end_after_a_death_has_failed(
     rank.hooks.code = own
     rank.watch.note(WORKER, "process 1")
     assert rank.end() == ("alone", code)
-    assert "rank 1 of 3 on host has come to its end without other ranks: process 1" in capfd.readouterr().err
+    assert "rank 1 of 3 on host has ended without other ranks: process 1" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("own", "code"), [(None, 0), (4, 4)])

@@ -122,7 +122,7 @@ def test_a_rank_that_has_shown_another_call_is_blamed_after_its_error_could_come
     looks = world.ranks[0].ticks
     world.run(20)
     assert (world.ended_by, world.ranks[0].ticks) == ([0], looks + ERROR_LOOKS - 1)
-    assert world.first_lines == ["rank 0 of 3 can never go on, the job ends: rank 2 has made another call"]
+    assert world.first_lines == ["rank 0 of 3 is deadlocked, the job ends: rank 2 has made another call"]
     assert world.said[0][1].split("\n")[2].startswith("  rank 2 of 3 ")
 
 
@@ -142,7 +142,7 @@ def test_who_waits_in_a_barrier_that_the_node_has_left_ends_the_job(make_world: 
     while not world.is_over and world.clock.now() - world.begin < 30:
         in_node_barrier(world)
     assert world.ended_by == [0]
-    assert "others have left its call without coming to this part of it" in world.first_lines[0]
+    assert "other ranks have left this call before this part of it" in world.first_lines[0]
 
 
 def test_who_has_left_the_barrier_of_the_node_is_not_held_for_waiting_there(make_world: MakeWorld) -> None:

@@ -147,7 +147,7 @@ def test_a_file_that_is_not_written_any_more_says_so(tmp_path: Path) -> None:
     os.utime(tmp_path / "n2-7-1", (written, written + IDLE_SECONDS + STALE_SECONDS))
     assert peer.tell() == "rank 1 has not waited in any call for 6 s"
     os.utime(tmp_path / "n2-7-1", (written, written + IDLE_SECONDS + 5))
-    assert re.match(r"rank 1 has shown nothing for 15 s: it may be stopped, or hold the interpreter", peer.tell())
+    assert re.match(r"rank 1 has not updated its file for 15 s: it may be stopped", peer.tell())
     mine.close()
     end(process)
     assert peer.tell() == "rank 1 has died"
@@ -158,7 +158,7 @@ def test_who_has_ended_is_not_dead(tmp_path: Path) -> None:
     end(start_holder(tmp_path, "ended"))
     assert peer.has_ended()
     assert not peer.has_died()
-    assert peer.tell() == "rank 1 has come to its end"
+    assert peer.tell() == "rank 1 has ended"
 
 
 def test_half_a_text_is_none(tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def test_the_death_of_a_server_is_told_after_that_of_a_worker(at_once: Watch) ->
 def test_a_death_that_two_have_seen_is_told_once(at_once: Watch) -> None:
     """By the name of the first: that of a rank that may be alive says so."""
     at_once.watch.needed = frozenset([SERVER])
-    at_once.watch.note(SERVER, "server 0, of which nothing is heard")
+    at_once.watch.note(SERVER, "server 0, which does not respond")
     at_once.watch.note((SERVER.host, SERVER.number, SERVER.namespace), "server 0")
-    assert at_once.told == [["server 0, of which nothing is heard"]]
+    assert at_once.told == [["server 0, which does not respond"]]
     assert list(at_once.watch.dead.values()) == at_once.told[0]
 
 

@@ -17,8 +17,8 @@ def test_a_rank_that_has_ended_ends_the_job_at_once(make_world: MakeWorld) -> No
     world.ranks[1].watchdog.note_end()
     world.run(20)
     assert (world.ended_by, world.ranks[0].ticks) == ([0], AT_ONCE)
-    assert world.first_lines == ["rank 0 of 2 can never go on, the job ends: it waits for a rank that has ended"]
-    assert "\n  rank 1 of 2 has come to its end\n" in world.said[0][1]
+    assert world.first_lines == ["rank 0 of 2 is deadlocked, the job ends: it waits for a rank that has ended"]
+    assert "\n  rank 1 of 2 has ended\n" in world.said[0][1]
 
 
 def test_a_rank_in_another_call_ends_the_job_at_once(make_world: MakeWorld) -> None:
@@ -27,7 +27,7 @@ def test_a_rank_in_another_call_ends_the_job_at_once(make_world: MakeWorld) -> N
     world.enter("save", 1)
     world.run(20)
     assert (world.ended_by, world.ranks[0].ticks) == ([0], AT_ONCE)
-    assert world.first_lines == ["rank 0 of 3 can never go on, the job ends: the ranks are in different calls"]
+    assert world.first_lines == ["rank 0 of 3 is deadlocked, the job ends: the ranks are in different calls"]
     told = world.said[0][1].split("\n")
     # Who differs comes first of the others.
     assert told[1:4] == [
@@ -51,7 +51,7 @@ def test_a_death_is_told_where_nothing_ends_the_job(make_world: MakeWorld, dead_
     world.stop(late)
     world.enter("barrier", 1 - late)
     world.run(20)
-    assert world.first_lines == [f"rank {1 - late} of 2 can never go on, and waits: it waits for a rank that has ended"]
+    assert world.first_lines == [f"rank {1 - late} of 2 is deadlocked, and waits: it waits for a rank that has ended"]
     assert world.ranks[1 - late].ticks > AT_ONCE
     assert f"rank {late} of 2 has died" in world.said[0][1]
 
@@ -65,8 +65,8 @@ def test_a_second_reason_is_told_after_a_first(make_world: MakeWorld) -> None:
     assert len(world.said) == 1
     world.ranks[1].watchdog.note_end()
     world.run(9)
-    assert world.first_lines == ["rank 0 of 3 can never go on, and waits: it waits for a rank that has ended"] * 2
-    assert "rank 1 of 3 has come to its end" in world.said[1][1]
+    assert world.first_lines == ["rank 0 of 3 is deadlocked, and waits: it waits for a rank that has ended"] * 2
+    assert "rank 1 of 3 has ended" in world.said[1][1]
 
 
 def test_the_same_reason_in_a_later_call_is_told_again(make_world: MakeWorld) -> None:
@@ -120,7 +120,7 @@ def test_a_second_event_after_a_report_ends_the_job_at_once(make_world: MakeWorl
     assert world.ended_by == [0]
     # It waits already, and the number of looks is what counts.
     assert world.ranks[0].ticks == looks + 2
-    assert "can never go on" in world.first_lines[1]
+    assert "is deadlocked" in world.first_lines[1]
 
 
 def test_a_stopped_rank_is_named_and_goes_on(make_world: MakeWorld, stopped_process: int) -> None:
@@ -129,7 +129,7 @@ def test_a_stopped_rank_is_named_and_goes_on(make_world: MakeWorld, stopped_proc
     world.enter("barrier", 0)
     world.run(40)
     assert len(world.said) == 1
-    assert f"rank 1 of 2 is stopped: `kill -CONT {stopped_process}` lets it go on" in world.said[0][1]
+    assert f"rank 1 of 2 is stopped: `kill -CONT {stopped_process}` resumes it" in world.said[0][1]
     world.go_on(1)
     world.enter("barrier", 1)
     world.leave(0, 1)
@@ -144,7 +144,7 @@ def test_a_rank_that_is_stopped_in_the_call_is_named_though_all_have_come(
     world.enter("barrier", 0, 1, 2)
     world.stop(2)
     world.run(40)
-    assert world.first_lines == ["rank 0 of 3 has waited 30 s though all ranks have come"]
+    assert world.first_lines == ["rank 0 of 3 has waited 30 s though all ranks have arrived"]
     assert f"rank 2 of 3 is stopped: `kill -CONT {stopped_process}`" in world.said[0][1]
     assert "a rank is stopped in the call" in world.said[0][1]
 
@@ -154,7 +154,7 @@ def test_a_rank_that_holds_the_interpreter_is_told_from_one_that_is_stopped(make
     world.stop(1)
     world.enter("barrier", 0)
     world.run(40)
-    assert "rank 1 of 2 holds the interpreter, or gets no core" in world.said[0][1]
+    assert "rank 1 of 2 holds the interpreter lock (GIL), or gets no core" in world.said[0][1]
 
 
 def test_who_is_told_to_end_does(make_world: MakeWorld) -> None:

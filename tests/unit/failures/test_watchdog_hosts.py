@@ -132,7 +132,7 @@ def test_a_far_rank_that_has_ended_ends_the_job(make: MakeJob) -> None:
     job.calls.enter("barrier")
     job.world.run(20)
     assert (job.world.ended_by, job.rank.ticks) == ([0], MANY_LOOKS)
-    assert "rank 1 of 2 has come to its end" in job.world.said[0][1]
+    assert "rank 1 of 2 has ended" in job.world.said[0][1]
 
 
 def test_a_far_rank_that_comes_meanwhile_ends_nothing(make: MakeJob) -> None:
@@ -210,7 +210,7 @@ def test_ranks_that_are_not_seen_may_be_late(make: MakeJob) -> None:
     for _ in range(40):
         job.far[0].write(name="barrier")
         job.world.run(1)
-    assert job.world.first_lines == ["rank 0 of 1 has waited 30 s though all ranks that it sees have come"]
+    assert job.world.first_lines == ["rank 0 of 1 has waited 30 s though all ranks that it sees have arrived"]
     assert "In a large job a rank sees its own host and the hosts before it" in job.world.said[0][1]
 
 

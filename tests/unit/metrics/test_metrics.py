@@ -281,7 +281,7 @@ def test_crossentropies_by_hand_and_by_scikit_learn() -> None:
     assert BinaryCrossentropy(from_logits=True)([1, 0], [-1e9, 0.0]) == pytest.approx(5e8)
     assert BinaryCrossentropy()([], []) == SparseCategoricalCrossentropy()([], np.zeros((0, 3))) == 0
     for wrong, text in (
-        (lambda: BinaryCrossentropy(label_smoothing=2), "`label_smoothing` must be from 0 to 1"),
+        (lambda: BinaryCrossentropy(label_smoothing=2), "`label_smoothing` must be between 0 and 1"),
         (lambda: CategoricalCrossentropy()(classes, scores), "Use SparseCategoricalCrossentropy for class numbers"),
         (lambda: CategoricalCrossentropy(axis=3)(one_hot, scores), "`y_true` must have a dimension 3 of classes"),
     ):

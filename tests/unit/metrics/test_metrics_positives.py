@@ -160,7 +160,7 @@ def test_weights_of_labels() -> None:
 @pytest.mark.parametrize("scores", [[1.5], [-0.1], [np.nan]])
 def test_predictions_that_are_no_probabilities(make: Any, scores: Any) -> None:
     metric = make()
-    with pytest.raises(ValueError, match=r"`y_pred` must be probabilities in \[0, 1\], got .*\. .* can be taken with"):
+    with pytest.raises(ValueError, match=r"`y_pred` must be probabilities in \[0, 1\], got .*\. Pass .* with"):
         metric.update_state([1], scores)
     assert metric.result() == 0
 

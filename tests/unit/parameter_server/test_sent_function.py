@@ -95,7 +95,7 @@ def test_a_change_is_an_error_each_time_and_undone(name: str, what: str) -> None
     for _ in range(3):
         with pytest.raises(TypeError) as caught:
             function()
-        assert str(caught.value).startswith(f"function {name!r} has changed {what}, which was sent with it: on another")
+        assert str(caught.value).startswith(f"function {name!r} has changed {what}, which was sent with it: each work")
         assert "create_per_worker_value" in str(caught.value)
 
 

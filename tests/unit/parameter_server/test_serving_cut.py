@@ -116,7 +116,7 @@ class KeepingShare(NamedTuple):
 
 
 class FailingShare(KeepingShare):
-    """Does not come to its end."""
+    """Does not end."""
 
     def write(self, read: Callable[[int], Read]) -> list[list[float]]:
         read(1)(0, 4)

@@ -56,7 +56,7 @@ def test_what_is_no_cluster_is_refused() -> None:
 
 def test_a_chief_serves_nobody() -> None:
     server = Server(CLUSTER, job_name="chief")
-    with pytest.raises(ValueError, match=r"got 'chief', which serves nobody.*ParameterServerStrategy on the chief"):
+    with pytest.raises(ValueError, match=r"got 'chief', which runs no server.*ParameterServerStrategy on the chief"):
         server.join()
 
 
@@ -64,5 +64,5 @@ def test_a_chief_serves_nobody() -> None:
 def test_a_server_needs_a_launcher(is_one_process: bool) -> None:
     spec = MPIClusterResolver(SoloCommunicator(), num_ps=1).cluster_spec() if is_one_process else CLUSTER
     ranks = 3 if is_one_process else 4
-    with pytest.raises(LauncherError, match=rf"nobody would come to the server of ps 0.*mpirun -n {ranks} python"):
+    with pytest.raises(LauncherError, match=rf"no rank would connect to the server of ps 0.*mpirun -n {ranks} python"):
         Server(spec, job_name="ps").join()

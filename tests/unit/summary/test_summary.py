@@ -365,7 +365,7 @@ def test_steps_and_names_of_wrong_kinds(tmp_path: Path) -> None:
             with pytest.raises(TypeError, match="`step` of a summary must be an integer"):
                 summary.scalar("s", 1.0, step=wrong)
         for wrong in (3, None, b"s"):
-            with pytest.raises(TypeError, match="`name` of a summary must be a text"):
+            with pytest.raises(TypeError, match="`name` of a summary must be a string"):
                 summary.scalar(wrong, 1.0, step=1)
         summary.scalar("s", 1.0, step=np.int64(2**53 + 1))
     assert [step for step, _ in read_values(tmp_path)] == [2**53 + 1]

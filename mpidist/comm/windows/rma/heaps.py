@@ -35,7 +35,7 @@ def mapped(win: MPI.Win, rank: int, heap_bytes: int) -> AnyArray | None:
 
     Args:
         win: The window.
-        rank: Whose heap.
+        rank: The owner of the heap.
         heap_bytes: Its size.
     """
     try:

@@ -30,11 +30,11 @@ from mpidist.options import WindowOptions
 
 # The sizes of MPI's calls are ints of 32 bits.
 _PIECE_BYTES = 1 << 30
-# Tags. Between nodes a get or put goes on only while its target is in MPI: who begins one, and ends it, says so. Rows
+# Tags. Between nodes a get or put continues only while its target is in MPI: who begins one, and ends it, says so. Rows
 # are asked for there, and given.
 _MESSAGE, _COMES, _GOES, _ASKS, _GIVES = range(5)
 # After the last message. No `sched_yield` here: on a busy machine the others keep the core for milliseconds then, while
-# whoever wakes from a nap gets it at once.
+# a rank that resumes from a nap gets it at once.
 SPIN_SECONDS = 2e-4
 # Then naps, each a fiftieth of the time since the last message. An idle server took 4.4 % of a core with naps of 1 ms
 # on MPICH 4.0.3, and takes 1.2 %.
@@ -111,6 +111,7 @@ class RmaWindow(Window):
         self._visitors: set[int] = set()
         self._status = MPI.Status()
         self._heard = time.monotonic()
+        # No rank asks for an exclusive lock, so MPI need not check. The epoch lasts while the window is open.
         win.Lock_all(MPI.MODE_NOCHECK)
         communicator.barrier()
 
@@ -185,6 +186,7 @@ class RmaWindow(Window):
             now = time.monotonic()
             if found is not None:
                 self._heard = now
+                # What the sender has put into this heap before its message must be visible to loads from now on.
                 self._win.Sync()
                 return found
             if end is None:
@@ -251,7 +253,7 @@ class RmaWindow(Window):
         self._go_on_with(sending)
 
     def _go_on(self) -> None:
-        """Let MPI go on with what was sent, and give back what is complete."""
+        """Let MPI make progress with what was sent, and release what is complete."""
         for sending in self._sending.values():
             if sending:
                 self._go_on_with(sending)

@@ -130,7 +130,8 @@ class Connection:
                 except OSError as error:
                     raise BrokenConnectionError(str(error)) from error
                 if not count:
-                    raise BrokenConnectionError("it has ended" if self._is_between() else "it has ended in a frame")
+                    where = "" if self._is_between() else " in the middle of a frame"
+                    raise BrokenConnectionError(f"it has ended{where}")
                 taken += count
                 self._got += count
             if self._got == self._into.nbytes:

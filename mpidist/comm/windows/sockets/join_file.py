@@ -35,7 +35,7 @@ class JoinFile(NamedTuple):
         address: Where it waits.
         secret: The secret of the window.
         silence_seconds: A host of the job that says nothing for so long counts as lost.
-        ports: As of `WindowOptions`.
+        ports: See `WindowOptions`.
     """
 
     version: str
@@ -49,7 +49,7 @@ class JoinFile(NamedTuple):
 
 
 class WrittenFile:
-    """The file of a job that goes on.
+    """The file of a job that continues.
 
     Local. Args:
         directory: For the file; made where it is missing.
@@ -58,7 +58,7 @@ class WrittenFile:
 
     Raises:
         OSError: It cannot be written; the directory is another user's, or others may write there; or the job of a file
-            that is there goes on.
+            that is there continues.
     """
 
     def __init__(self, directory: Path, content: JoinFile, here: Address) -> None:
@@ -70,7 +70,7 @@ class WrittenFile:
         whole = {
             "format": FORMAT, **content._asdict(), "address": content.address.to_json(), "secret": content.secret.hex(),
         }
-        # Whoever reads it sees all of it.
+        # A reader sees all of it or none.
         temporary = self.path.with_name(f".{NAME}.{secrets.token_hex(4)}")
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -105,7 +105,7 @@ def read(directory: Path) -> JoinFile:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise LauncherError(
-            f"no job waits for workers in {directory}: there is no {NAME}. A job writes it where its program has "
+            f"no job waits for workers in {directory}: {NAME} does not exist. A job writes it where its program has "
             f"ParameterServerStrategy(join_directory={str(directory)!r}), and removes it at its end"
         ) from None
     except OSError as error:
@@ -115,8 +115,8 @@ def read(directory: Path) -> JoinFile:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise LauncherError(
                 f"{path} must be a file of user {os.geteuid()} that nobody else may read or write, mode 600, got one "
-                f"of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: its author could run code "
-                "here. Let the job write it anew"
+                f"of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: its author could run code here. "
+                "Let the job rewrite it"
             )
         data = file.read(_MAX_BYTES)
     return _parse(path, data)
@@ -157,8 +157,8 @@ def connect(directory: Path, found: JoinFile, here: Address) -> socket.socket:
         has_ended = isinstance(error, ConnectionRefusedError)
         why = "has ended" if has_ended else f"cannot be reached from {socket.gethostname()} ({error})"
         raise LauncherError(
-            f"the job of {directory / NAME} {why}; its chief was process {found.process} on {found.host}. Start the "
-            "job again, which writes the file anew, or remove it"
+            f"the job of {directory / NAME} {why}; its chief was process {found.process} on {found.host}. Restart the "
+            "job, which rewrites the file, or remove it"
         ) from None
 
 
@@ -178,6 +178,6 @@ def _require_ended(path: Path, other: JoinFile, here: Address) -> None:
     except OSError:
         return
     raise FileExistsError(
-        f"{path} is of a job that goes on, whose chief is process {other.process} on {other.host}: give each job a "
+        f"{path} belongs to a running job, whose chief is process {other.process} on {other.host}: give each job a "
         "`join_directory` of its own"
     )

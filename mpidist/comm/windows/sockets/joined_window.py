@@ -41,7 +41,7 @@ class JoinedWindow(SocketWindow):
         door: The listener of this process; closed with the window.
         lifeline: The connection over which this process was given its rank, and the rank at the other end: the end of
             the one process is known to the other by it. It is closed with the window.
-        silence_seconds: As of `WindowOptions`.
+        silence_seconds: See `WindowOptions`.
 
     Attributes:
         has_joined: Whether it has told the others that it joins. Until then its end is a death to them.

@@ -51,7 +51,7 @@ class Lifelines:
             if rank > communicator.rank:
                 door.call(rank)
         if not watch.is_ready.wait(options.silence_seconds):
-            logger.warning("window: rank %d does not see the death of ranks that it cannot reach", communicator.rank)
+            logger.warning("window: rank %d cannot detect the death of ranks that it cannot reach", communicator.rank)
 
     def leave(self) -> None:
         """Local. Tell the other ranks that this one ends its window, and lives."""
@@ -71,6 +71,7 @@ class _Watch:
         self._losses = losses
         self._count = count
         self._is_leaving = False
+        # Set when the last connection has ended.
         self._is_empty = threading.Event()
         self.is_ready = threading.Event()
         if not count:

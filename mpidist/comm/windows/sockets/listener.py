@@ -75,7 +75,7 @@ class Door:
         admits_later: Whether others may join.
 
     Attributes:
-        secret: As given.
+        secret: The constructor's argument.
         addresses: The addresses of all ranks; one that joins is added.
         desk: For processes that ask for a rank; None where nobody gives any.
         bell: A descriptor that can be read when `take` has something.
@@ -97,6 +97,8 @@ class Door:
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._is_closed = False
+        # For `_is_closed`, `_busy` and `_opened`: a thread that begins, or opens a connection, while `close` runs is
+        # joined by it, or sees that this is closed and closes its connection itself.
         self._lock = threading.Lock()
         self._busy: dict[threading.Thread, socket.socket | None] = {}
         self._thread = threading.Thread(target=self._wait_for_calls, name=THREAD, daemon=True)
@@ -124,10 +126,12 @@ class Door:
         if self.desk is not None:
             self.desk.close()
         os.eventfd_write(self._end, 1)
+        # It ends the wait of a thread that is in a handshake; the thread closes the connection itself.
         for link in busy.values():
             if link is not None:
                 with contextlib.suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
+        # The thread that accepts comes first: it may have entered a thread in `busy` that it has not started yet.
         for thread in (self._thread, *busy):
             thread.join()
         for one in self._opened:

@@ -1,4 +1,4 @@
-"""The desk: one rank's place for processes that join a window later, and ask for a rank.
+"""Processes that join a window later: one rank takes their requests, and gives each a rank.
 
 A process that has proved at the door that it knows the secret says who it is, and waits for its answer here, in a
 thread of its own: it holds up nobody, also when it dies.
@@ -73,7 +73,7 @@ class Request:
         """Local. Admit it. It is lost to this rank's window when its connection ends, from now on.
 
         Args:
-            introduction: As what it joins.
+            introduction: The place with which it joins.
             data: All that it needs.
         """
         self._answers.put((introduction, data))
@@ -102,6 +102,8 @@ class Desk:
     def __init__(self, here: Address | None = None) -> None:
         self._here = here
         self._waiting: deque[Request] = deque()
+        # For `_is_closed` and `_waiting`: a request that comes while this closes is refused by `close` or by `serve`.
+        # It would wait without end otherwise.
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -139,7 +141,7 @@ class Desk:
         end = time.monotonic() + LIMIT_SECONDS
         (length,) = _LENGTH.unpack(receive(link, _LENGTH.size, end))
         if length > _MAX_REQUEST_BYTES:
-            raise RefusedError(f"it says in {length} bytes who it is")
+            raise RefusedError(f"its request has {length} bytes, more than a worker sends")
         request = Request(_read(receive(link, length, end)))
         reason = self._why_out_of_reach(request.newcomer)
         with self._lock:
@@ -151,7 +153,7 @@ class Desk:
         try:
             send(link, _ANSWER.pack(introduction is not None, len(data)) + data, time.monotonic() + LIMIT_SECONDS)
         except RefusedError:
-            # It has died meanwhile: whoever has this connection sees that.
+            # It has died meanwhile: the end of this connection will tell that.
             return introduction
         return introduction
 
@@ -166,13 +168,14 @@ class Desk:
             interfaces = ", ".join(one.partition("/")[0] for one in newcomer.address.interfaces) or "no address"
             return (
                 f"the chief cannot reach process {newcomer.process.number} on {newcomer.process.host} at port "
-                f"{newcomer.address.port} of {interfaces} ({error}), and all ranks call one another. Open that way "
-                "(`WindowOptions(ports=...)` limits the ports), or start the worker on another host"
+                f"{newcomer.address.port} of {interfaces} ({error}), and all ranks connect to one another. Open these "
+                "ports between the hosts (`WindowOptions(ports=...)` limits the ports), or start the worker on another "
+                "host"
             )
         return ""
 
 
-_ENDED = "the job comes to its end"
+_ENDED = "the job is ending"
 
 
 def ask(link: socket.socket, newcomer: Newcomer) -> bytes:
@@ -192,7 +195,7 @@ def ask(link: socket.socket, newcomer: Newcomer) -> bytes:
     send(link, _LENGTH.pack(len(text)) + text, time.monotonic() + LIMIT_SECONDS)
     is_welcome, length = _ANSWER.unpack(receive(link, _ANSWER.size, None))
     if length > _MAX_ANSWER_BYTES:
-        raise RefusedError(f"it answers with {length} bytes")
+        raise RefusedError(f"its answer has {length} bytes, more than a chief sends")
     data = receive(link, length, time.monotonic() + LIMIT_SECONDS)
     if not is_welcome:
         raise RefusedError(data.decode(errors="replace"))
@@ -204,4 +207,4 @@ def _read(data: bytes) -> Newcomer:
         process, address, version, python = json.loads(data)
         return Newcomer(Process(*process), Address.from_json(address), str(version), str(python))
     except (ValueError, TypeError, KeyError) as error:
-        raise RefusedError(f"it does not say who it is: {error!r}") from None
+        raise RefusedError(f"its request is malformed: {error!r}") from None

@@ -250,7 +250,7 @@ class SocketWindow(Window):
             self._selector.modify(connection.link, events, connection)
 
     def _turn(self, seconds: float) -> None:
-        """Receive, serve and send whatever can go on now; wait so long until something can."""
+        """Receive, serve and send whatever can continue now; wait so long until something can."""
         for key, events in self._selector.select(seconds):
             connection: Connection | None = key.data
             if connection is None:
@@ -290,7 +290,7 @@ class SocketWindow(Window):
             self._held.remove(opened.rank)
             self._send(connection, Kind.HOLD)
         if is_held or opened.introduction is not None:
-            # Whoever is at an end of it knows by its end that the other one is dead.
+            # The rank at either end of it knows by its end that the other one is dead.
             connection.was_used = connection.is_held = True
         if opened.rank in self._losses.forgotten and not is_held:
             # It would wait for answers without end.
