@@ -39,8 +39,8 @@ def _keep_going(reference: weakref.ref[Any], lock: Any) -> None:
         coordinator: Going | None = reference()
         if coordinator is None or coordinator.strategy.is_closed:
             return
-        # Whoever holds it takes the messages itself, and may hold it for long: a thread that waited would come between
-        # two of its calls, and do again what the next one does anyway.
+        # The thread that holds it takes the messages itself, and may hold it for long: a thread that waited would come
+        # between two of its calls, and do again what the next one does anyway.
         if lock.acquire(blocking=False):
             try:
                 coordinator.go_on()

@@ -23,7 +23,7 @@ class Membership:
     Args:
         strategy: The strategy of the chief.
         chief: The chief of the strategy: its queue has the workers.
-        data_sets: The data sets of workers.
+        data_sets: The datasets of workers.
         builds: Answers what workers ask.
         closure_timeout: The coordinator's option, for texts.
 
@@ -46,7 +46,7 @@ class Membership:
         self.failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Local. Note why the coordinator can go on no more: the program's own thread raises it."""
+        """Local. Note why the coordinator cannot continue: the program's own thread raises it."""
         self.failure = error
 
     def place_of(self, rank: int) -> tuple[str, Key]:

@@ -101,7 +101,7 @@ class DeathWatch:
         self.was_raised = self.was_raised or threading.current_thread() is threading.main_thread()
 
     def note_end(self) -> None:
-        """Local. The program has come to its end: processes end one after another, and no death matters any more."""
+        """Local. The program has ended: processes end one after another, and no death matters any more."""
         self.needed, self.is_over = frozenset(), True
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:

@@ -20,9 +20,9 @@ from mpidist.optimizers.requirements import (
     require_kernel,
     require_pairs,
     require_updatable,
+    wholes,
 )
 from mpidist.optimizers.saving import RATE, load_slot, read_slots, renewed, require_names
-from mpidist.variables.kinds.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule

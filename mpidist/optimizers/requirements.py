@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -145,3 +145,13 @@ def require_updatable(
                 "gradient), or update it with a second optimizer"
             )
     return variable
+
+
+def wholes(variables: Sequence[BaseVariable]) -> list[BaseVariable]:
+    """Local. The variables, each once, in the place of the shards among them those that they are shards of."""
+    # One that is named twice stays twice: that is for others to refuse.
+    found: list[BaseVariable] = []
+    for one in variables:
+        if one.whole is one or not any(known is one.whole for known in found):
+            found.append(one.whole)
+    return found

@@ -171,9 +171,9 @@ class Calls:
         """Local. Note a call inside the current one, until the next one begins or ends there.
 
         Args:
-            name: As of `enter`.
-            call: As of `enter`.
-            code: As of `enter`.
+            name: See `enter`.
+            call: See `enter`.
+            code: See `enter`.
         """
         self.inner = name
         self._inner_call = call

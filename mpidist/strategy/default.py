@@ -238,6 +238,18 @@ class _Chosen(threading.local):
 
     entry: Entry | None = None
 
+    def leave(self) -> None:
+        """Local. Leave the scope of the strategy that was chosen, if there is one."""
+        if self.entry is not None:
+            context.pop()
+            self.entry = None
+
+    def enter(self, strategy: Strategy) -> None:
+        """Local. Enter the scope of a strategy."""
+        # A new entry, not the strategy's own: it must differ from those of `with strategy.scope()` entered later.
+        self.entry = Entry(strategy, None, strategy.home)
+        context.push(self.entry)
+
 
 _chosen = _Chosen()
 
@@ -262,13 +274,9 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             "Must not be called inside a `tf.distribute.Strategy` scope. Leave it first, or use "
             "`with strategy.scope():` alone"
         )
-    if _chosen.entry is not None:
-        context.pop()
-        _chosen.entry = None
+    _chosen.leave()
     if strategy is not None and not isinstance(strategy, DefaultStrategy):
-        # A new entry, not the strategy's own: it must differ from those of `with strategy.scope()` entered later.
-        _chosen.entry = Entry(strategy, None, strategy.home)
-        context.push(_chosen.entry)
+        _chosen.enter(strategy)
 
 
 def has_strategy() -> bool:

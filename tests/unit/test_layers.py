@@ -125,8 +125,6 @@ NO_PARTS = {
     "parameter_server/protocol/sent_errors.py": {"error": "BaseException"},
     # The user's own, whose attributes a program sets, as in tf.distribute.
     "strategy/multi_worker.py": {"resolver": "ClusterResolver"},
-    # FOR THE TIME BEING: delete these two lines with the assignment.
-    "strategy/default.py": {"_chosen": "_Chosen"},
 }
 
 

@@ -57,7 +57,7 @@ _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n(.*?^\t
 _SIGNS = "();<>|&\n"
 _OPERATOR = re.compile(r"&>>?|[<>]&|>\||<<<|<<|>>|&&|\|\||\|&|;;&?|;&|[();<>|&\n]")
 _CLOSERS = frozenset({"}", "fi", "done", "esac"})
-# They stand for a "#" that begins no comment, and for the end of a line that goes on.
+# They stand for a "#" that begins no comment, and for the end of a line that continues.
 _NUMBER_SIGN, _GOES_ON = "\1", "\2"
 
 
@@ -85,7 +85,7 @@ class Command:
     Attributes:
         line: Its first line, from 1.
         words: Its words, without quotes and redirections, and with the texts of variables that the script sets once.
-        runs_behind: Whether the shell may go on while it runs: `&` stands behind it, or behind a group above.
+        runs_behind: Whether the shell may continue while it runs: `&` stands behind it, or behind a group above.
     """
 
     line: int

@@ -216,10 +216,10 @@ class CallOrder(CallComparison):
         """Local. Sign a step in what `during` has begun; before it sends anything, `compare_across` must follow.
 
         Args:
-            name: As of `enter`.
-            detail: As of `enter`.
-            owner: As of `enter`.
-            meets: As of `enter`.
+            name: See `enter`.
+            detail: See `enter`.
+            owner: See `enter`.
+            meets: See `enter`.
             sign: A checksum of the detail; each step has another one.
 
         Raises:

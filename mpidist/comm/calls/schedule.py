@@ -13,8 +13,8 @@ class Schedule(NamedTuple):
     """The numbers of the calls that ranks compare; the first one is number 1.
 
     Attributes:
-        first: So many first calls are compared before anything is sent.
-        every: Of the later ones each so many-th is compared.
+        first: The number of first calls that are compared, before anything is sent.
+        every: The distance of the later calls that are compared.
     """
 
     first: int

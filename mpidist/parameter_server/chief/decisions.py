@@ -54,7 +54,7 @@ class Pending(Protocol):
 
 
 class Scheduler(NamedTuple):
-    """Whoever gives functions to the queue.
+    """The object that gives functions to the queue.
 
     Attributes:
         watch: Looks for workers that are lost, while this process waits for servers.
@@ -125,8 +125,8 @@ class Decisions:
     def __init__(self, station: Station, servers: Sequence[int], slots: Slots, versions: Versions) -> None:
         self.station = station
         self.is_one_process = station.window.size == 1
-        # The program's thread uses the station, and a thread of ours while the program does something else: whoever
-        # came between two messages of the other would break their order.
+        # The program's thread uses the station, and a thread of ours while the program does something else: a message
+        # between two messages of the other thread would break their order.
         self.lock = OwnersLock(is_alone=self.is_one_process)
         self.values: dict[int, Pending] = {}
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
@@ -152,9 +152,9 @@ class Decisions:
         Args:
             scheduler: Who gives them.
             workers: The ranks of the workers.
-            limit: As of `Closures`.
-            timeout: As of `Closures`.
-            prefetch: As of `Closures`.
+            limit: See `Closures`.
+            timeout: See `Closures`.
+            prefetch: See `Closures`.
         """
         self._scheduler = scheduler
         self.queue.take_options(limit, timeout, prefetch=prefetch)
@@ -183,7 +183,7 @@ class Decisions:
         if self._held is None:
             self.do(self.queue.take(sender, message, time.monotonic()) or ())
         elif isinstance(message, Applied) and message.attempt == OWN_WRITE:
-            # Whoever has begun the pause may wait for this, and it decides nothing.
+            # The caller that has begun the pause may wait for this, and it decides nothing.
             self.commits.written(sender, message.closure, message.error)
         elif isinstance(message, CutDone):
             self.commits.cut_done(sender, message)
@@ -233,7 +233,7 @@ class Decisions:
                         self._scheduler.watch()
 
     def wait_for_cut(self) -> None:
-        """Local. Wait until all servers have saved the last cut. Functions go on meanwhile."""
+        """Local. Wait until all servers have saved the last cut. Functions continue meanwhile."""
         if not self.commits.saving:
             return
         with self.station.awaited(self.commits.saving, "save a checkpoint"):

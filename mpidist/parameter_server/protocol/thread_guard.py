@@ -84,7 +84,7 @@ class WindowLock(OwnersLock):
     function get the window is not said.
 
     Args:
-        is_alone: As of `OwnersLock`.
+        is_alone: See `OwnersLock`.
     """
 
     def __init__(self, *, is_alone: bool) -> None:

@@ -77,9 +77,9 @@ class Closures(Book):
         """Local. Have the options of who schedules, before the first worker is there.
 
         Args:
-            limit: As of the class.
-            timeout: As of the class.
-            prefetch: As of the class.
+            limit: See the class.
+            timeout: See the class.
+            prefetch: See the class.
         """
         self.limit, self.prefetch = limit, prefetch
         self._deadlines = None if timeout is None else Deadlines(timeout)

@@ -145,7 +145,7 @@ class WorkerTable:
         Args:
             now: The time.
             versions: Says which attempts may begin.
-            prefetch: As of `Closures`.
+            prefetch: See `Closures`.
         """
         starts: list[Start] = []
         if not self.waiting.count:

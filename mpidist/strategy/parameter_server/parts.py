@@ -49,7 +49,7 @@ def station_of(
         window: To the others.
         places: The places of the workers.
         needed: The ranks of chief and servers.
-        whole: As of `Station`.
+        whole: See `Station`.
     """
     return Station(window, places.name_of, lambda one: Key(*places.process_of(one)), frozenset(needed), whole)
 
@@ -66,7 +66,7 @@ def open_parts(
         slots: The slots of each heap.
         note_end: Called at the end of the chief's program.
         worker: The index of the worker that this process is; None if it is none.
-        partitioner: As of `Chief`.
+        partitioner: See `Chief`.
         kind: The class of the worker.
     """
     roles, options = strategy.roles, strategy.options

@@ -214,15 +214,5 @@ def served_parts(variable: BaseVariable) -> list[ServedVariable]:
     return [one for one in variable.parts if isinstance(one, ServedVariable)]
 
 
-def wholes(variables: Sequence[BaseVariable]) -> list[BaseVariable]:
-    """Local. The variables, each once, in the place of the shards among them those that they are shards of."""
-    # One that is named twice stays twice: that is for others to refuse.
-    found: list[BaseVariable] = []
-    for one in variables:
-        if one.whole is one or not any(known is one.whole for known in found):
-            found.append(one.whole)
-    return found
-
-
 def _shifted(read: Read, by: int) -> Read:
     return lambda start, stop: read(start + by, stop + by)
