@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mpidist import context
 from mpidist.arguments import flag, number, python_numbers
@@ -13,6 +13,8 @@ from mpidist.comm.group.agreement import together
 from mpidist.missing import Missing
 from mpidist.optimizers.rates import NO_RATES, no_rate, rate_at, refused_rate, require_rate
 from mpidist.optimizers.requirements import (
+    Then,
+    callback,
     instead_of_setting,
     listed,
     refuse_unknown,
@@ -34,10 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mpidist.variables.update.options import OptionKeywords
-
-# Is called with whether a step has updated the variables, before an interrupt can come.
-Then: TypeAlias = Callable[[bool], None] | None
-
 
 class Optimizer(FixedAttributes):
     """Applies a kernel to variables; the same on every rank.
@@ -191,6 +189,7 @@ class Optimizer(FixedAttributes):
         """
         if not number("scale", scale):
             raise ValueError("`scale` must not be 0: gradients are divided by it")
+        then = callback(then, self.name)
         return self._apply(grads_and_vars, float(scale), then, is_summed=skip_gradients_aggregation)
 
     def flush(self) -> None:
@@ -207,7 +206,8 @@ class Optimizer(FixedAttributes):
     def flush_scaled(self, *, must_be_finite: bool = True, then: Then = None) -> bool | None:
         """Collective. As `flush`, and as `apply_scaled_gradients`; returns None where there were no calls."""
         context.require_collectives()
-        plan, count, finite = self._plan, self.iterations % self._accumulated, flag("must_be_finite", must_be_finite)
+        then, finite = callback(then, self.name), flag("must_be_finite", must_be_finite)
+        plan, count = self._plan, self.iterations % self._accumulated
         if plan is None or self._accumulated == 1:
             return None
         with plan.during():

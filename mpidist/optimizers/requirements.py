@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mpidist import context
 from mpidist.options import VariableSynchronization
@@ -14,6 +14,8 @@ from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import BaseVariable
 
 T = TypeVar("T")
+# Is called with whether a step has updated the variables, before an interrupt can come.
+Then: TypeAlias = Callable[[bool], None] | None
 
 
 # Names of arguments in PyTorch, in Optax, and in older versions of Keras.
@@ -145,6 +147,18 @@ def require_updatable(
                 "gradient), or update it with a second optimizer"
             )
     return variable
+
+
+def callback(then: Then, owner: str) -> Then:
+    """Local. The function that a step calls at its end, or None; a TypeError for anything else.
+
+    Args:
+        then: The argument.
+        owner: The optimizer, for the error.
+    """
+    if then is not None and not callable(then):
+        raise TypeError(f"{owner}: `then` must be a function of whether the variables were updated, got {then!r}")
+    return then
 
 
 def wholes(variables: Sequence[BaseVariable]) -> list[BaseVariable]:

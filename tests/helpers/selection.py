@@ -21,7 +21,7 @@ SEED = "MPIDIST_TEST_SEED"
 ONCE = (
     "test_ahead_model", "test_docstrings", "test_documented_errors", "test_host_list", "test_launch_line",
     "test_layers", "test_lint", "test_missing", "test_mutation", "test_protocol", "test_sbatch", "test_selection",
-    "test_shell", "test_slurm", "test_texts", "test_timing_rule",
+    "test_slurm", "test_texts", "test_timing_rule",
 )
 # Programs of `tests/system` whose subject is the launcher or MPI: how jobs start, die and end, how hosts, windows and
 # newcomers reach each other, and Slurm. The others ask for the same of every MPI.

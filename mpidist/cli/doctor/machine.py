@@ -24,7 +24,7 @@ from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.cluster.slurm.step import is_own_step, parse_counts
 from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.group.mpi_library import read_library
-from mpidist.comm.memory.node_memory import domain_count
+from mpidist.comm.memory.numa import domain_count
 from mpidist.errors import LauncherError, UnavailableError
 from mpidist.version import __version__
 

@@ -21,6 +21,7 @@ from mpidist.comm.group.agreement import together
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.resource import Resource
 from mpidist.comm.group.shared_file import SharedFile, Shown, directory, open_shared
+from mpidist.comm.memory.numa import domain_count, pages_by_domain
 
 logger = logging.getLogger("mpidist")
 
@@ -146,36 +147,3 @@ def _map(descriptor: int, byte_count: int) -> tuple[mmap.mmap, mmap.mmap]:
     writable = mmap.mmap(descriptor, byte_count)
     protect = os.environ.get(PROTECT_VARIABLE) == "1"
     return writable, mmap.mmap(descriptor, byte_count, prot=mmap.PROT_READ) if protect else writable
-
-
-def domain_count(root: Path = Path("/")) -> int:
-    """Local. The number of domains of this node that have memory, 1 where the system does not say.
-
-    Args:
-        root: The folder of /sys.
-    """
-    try:
-        text = (root / "sys/devices/system/node/has_memory").read_text()
-        spans = [span.split("-") for span in text.strip().split(",")]
-        return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
-    except (OSError, ValueError):
-        return 1
-
-
-def pages_by_domain(address: int, root: Path = Path("/")) -> dict[int, int]:
-    """Local. The number of pages on each domain, of those of a mapping that this process has touched.
-
-    Args:
-        address: At which the mapping begins.
-        root: The folder of /proc.
-    """
-    try:
-        lines = (root / "proc/self/numa_maps").read_text().splitlines()
-    except OSError:
-        return {}
-    for line in lines:
-        start, *fields = line.split()
-        if int(start, 16) == address:
-            pairs = [field[1:].split("=") for field in fields if field[0] == "N" and "=" in field]
-            return {int(domain): int(count) for domain, count in pairs}
-    return {}

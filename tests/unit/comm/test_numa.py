@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.comm.memory.node_memory import domain_count, pages_by_domain
+from mpidist.comm.memory.numa import domain_count, pages_by_domain
 
 
 @pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-1", 2), ("0,2-3", 3), ("", 1)])

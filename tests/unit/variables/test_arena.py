@@ -56,7 +56,7 @@ def test_an_arena_of_one_rank_is_private() -> None:
     arena.release(number)
     _, again = arena.create("v", (4,), np.dtype("float32"))
     assert again.start == address.start
-    assert repr(arena) == "make_arena(1 variables in 1 slabs, 1048576 bytes, SoloCommunicator())"
+    assert repr(arena) == "Arena(1 variables in 1 slabs, 1048576 bytes, SoloCommunicator())"
 
 
 def test_large_variables_get_slabs_that_hold_them() -> None:

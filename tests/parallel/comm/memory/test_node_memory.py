@@ -15,7 +15,8 @@ import pytest
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.shared_file import DIRECTORY_VARIABLE, Shown, open_shared
 from mpidist.comm.memory import node_memory
-from mpidist.comm.memory.node_memory import NodeMemory, domain_count
+from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.comm.memory.numa import domain_count
 from tests.helpers.leftovers import files_left_behind, held_node_memory
 from tests.parallel.layouts import LAYOUTS, lay_out
 
