@@ -385,8 +385,8 @@ from mpidist.checkpoint import transfer
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.comm.group.opening import open_communicator
-from mpidist.variables.arena import Arena
 from mpidist.variables.making.creation import create_variable
+from tests.helpers.strategies import make_arena
 
 communicator = open_communicator()
 v = create_variable(make_arena(communicator), np.full(1_000_000, 1.0))

@@ -88,7 +88,7 @@ def test_messages_of_a_call_that_one_rank_made_are_not_taken_for_objects(tmp_pat
     """A broadcast needs nothing from the other ranks: its bytes wait there for a call that takes them for its own."""
     program = tmp_path / "program.py"
     program.write_text(
-        f"{HEAD}\nif rank == 0:\n    strategy.arena.collective.broadcast(np.arange(10.0))\n"
+        f"{HEAD}\nif rank == 0:\n    strategy.replicas.collective.broadcast(np.arange(10.0))\n"
         "print('result', strategy.gather_object(rank), flush=True)\n"
     )
     result = run_program(3, program, "MPI", timeout_seconds=60)

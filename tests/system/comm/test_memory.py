@@ -83,7 +83,7 @@ def test_a_place_for_memory_that_cannot_be_used_is_one_warning(tmp_path: Path, o
         "import mpidist\nstrategy = mpidist.MirroredStrategy()\n"
         "with strategy.scope():\n    v = mpidist.Variable([3.0])\n"
         "mpidist.optimizers.SGD(1.0).apply_gradients([([1.0], v)])\nmpidist.MirroredStrategy()\n"
-        "sizes, shares = strategy.communicator.node_sizes, strategy.arena.shares_memory\n"
+        "sizes, shares = strategy.communicator.node_sizes, strategy.home.shares_memory\n"
         "print(f'{sizes} {shares} {v.numpy()[0]}\\n', end='', flush=True)\n"
     )
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]

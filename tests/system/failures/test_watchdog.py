@@ -356,7 +356,7 @@ def test_a_rank_whose_messages_went_to_another_call_ends_the_job(tmp_path: Path)
     It begins to do so when the other one has waited for so long that it asks why.
     """
     program = (
-        "collective = strategy.arena.collective\nfor _ in range(20):\n    collective.broadcast(np.ones(1))\n"
+        "collective = strategy.replicas.collective\nfor _ in range(20):\n    collective.broadcast(np.ones(1))\n"
         "if rank == 1:\n    ranks.all_gather_object(1)\nelse:\n    collective.broadcast(np.ones(1))\n"
         "    until(lambda: page_of(os.getpid()).asked)\nranks.barrier()\n"
     )
