@@ -36,7 +36,7 @@ from mpidist.options import WindowOptions
 from mpidist.parameter_server.heap.layout import slots_of
 from mpidist.parameter_server.options import ServerOptions
 from mpidist.parameter_server.protocol.endpoint import Station
-from mpidist.parameter_server.protocol.messages import Call, Drop, Message, Prepared, Push, Send
+from mpidist.parameter_server.protocol.messages import Applied, Call, Drop, Message, Prepared, Push, Send
 from mpidist.parameter_server.server.server import VariableServer
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
@@ -103,7 +103,7 @@ def doorbell(communicator: Communicator, way: str, count: int) -> float:
         while not answers.has_ended:
             station.step(0.05)
     elif rank == 0:
-        station.route([Prepared], answers.take)
+        station.route([Prepared, Applied], answers.take)
         times = []
         for number in range(1, count + 1):
             begin = time.perf_counter()

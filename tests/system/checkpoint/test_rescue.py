@@ -19,6 +19,7 @@ from mpidist.checkpoint.preemption import handler as preemption
 from mpidist.comm.group.opening import open_communicator
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from mpidist.testing import fake_nodes
+from tests.helpers.strategies import ArenaStrategy
 from tests.helpers.waiting import until
 
 folder, when, told, layout, number = sys.argv[1:6]
@@ -29,7 +30,7 @@ if when == "left":
     atexit.register(threading.Event().wait)
 # Each rank a node of its own: what they wait in is MPI's.
 is_across = layout == "each"
-strategy = mpidist.Strategy(fake_nodes(open_communicator(), 1)) if is_across else mpidist.MultiWorkerMirroredStrategy()
+strategy = ArenaStrategy(fake_nodes(open_communicator(), 1)) if is_across else mpidist.MultiWorkerMirroredStrategy()
 rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
 random_numbers = np.random.default_rng(3)
 dataset = mpidist.data.Dataset.range(1000).shuffle(1000, seed=1).batch(8).repeat()

@@ -43,7 +43,7 @@ def require_two_lives(job: Job, number: int, reason: str) -> None:
     """The job was told of its end and saved; the second life began at the step that was saved, and ended well."""
     assert (job.state, job.code, job.restarts) == ("COMPLETED", 0, 1), job
     assert job.output.count(f"the job is about to end ({reason}): saved checkpoints/ckpt-") == 1, job
-    assert f"the job {number} is requeued" in job.output, job
+    assert f"job {number} is requeued" in job.output, job
     assert "the job ends" not in job.output, job
     begins = [int(count) for count in re.findall(r"life 1 begins at (\d+)", job.output)]
     saved = [int(count) for count in re.findall(r"after (\d+) steps", job.output)]

@@ -64,7 +64,7 @@ def test_jobs_that_are_ended_from_outside_save_and_go_on(
         seen = slurm.wait(job)
         assert (seen.state, seen.code, seen.restarts) == ("COMPLETED", 0, 1), seen
         assert f"the job is about to end ({reason}): saved checkpoints-{job}/ckpt-" in seen.output, seen
-        assert f"the job {job} is requeued" in seen.output, seen
+        assert f"job {job} is requeued" in seen.output, seen
         assert seen.output.count("resumed after epoch") == 1, seen
         np.testing.assert_array_equal(losses(folder / f"checkpoints-{job}"), undisturbed)
     assert slurm.wait(other).state == "COMPLETED"

@@ -119,8 +119,7 @@ def test_a_rank_that_left_others_in_a_call_makes_no_exchange(tmp_path: Path, cal
 STEPS = """
 import numpy as np
 import mpidist
-from mpidist.comm.group.opening import open_communicator
-strategy = mpidist.Strategy(open_communicator(), shared=False)
+strategy = mpidist.MirroredStrategy(shared=False)
 rank = strategy.communicator.rank
 with strategy.scope():
     variable = mpidist.Variable(np.zeros(100, "float32"), name="w")
@@ -143,10 +142,9 @@ ALONE = """
 import sys
 import numpy as np
 import mpidist
-from mpidist.comm.group.opening import open_communicator
 from mpidist.experimental import CommunicationOptions
 options = CommunicationOptions(implementation="NODE")
-strategy = mpidist.Strategy(open_communicator(), options=options, shared=False)
+strategy = mpidist.MirroredStrategy(communication_options=options, shared=False)
 with strategy.scope():
     variable = mpidist.Variable(np.zeros(3))
 for _ in range(20):

@@ -76,7 +76,8 @@ def test_who_waits_says_where_a_function_is(tmp_path: Path, how: str) -> None:
     assert re.search(rf"worker 1 has run {CLOSURE} for \d+ s:$", text, re.MULTILINE), text
     assert "worker 0 has run" not in text, text
     if how == "holds the interpreter":
-        assert re.search(r"rank 2 of 4 \(process \d+ on \S+\) holds the interpreter, or gets no core", text), text
+        held = r"rank 2 of 4 \(process \d+ on \S+\) holds the interpreter lock \(GIL\), or gets no core"
+        assert re.search(held, text), text
     else:
         assert re.search(rf"rank 2 of 4 \(process \d+ on \S+\) runs {CLOSURE}, .+:\d+ in ", text), text
     assert re.search(rf'File "{re.escape(str(program))}", line {LINE_NUMBER},? in stuck', text), text

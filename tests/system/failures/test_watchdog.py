@@ -186,7 +186,7 @@ def test_a_rank_that_holds_the_interpreter_shows_its_line(tmp_path: Path) -> Non
     result, text = run_code(tmp_path, HEAD + program, LATER_MPIDIST_WARN_SECONDS="4")
     assert result.returncode == 0, text
     told = "\n".join(report(text))
-    assert re.search(r"rank 1 of 3 \(.*\) holds the interpreter lock (GIL), or gets no core", told), text
+    assert re.search(r"rank 1 of 3 \(.*\) holds the interpreter lock \(GIL\), or gets no core", told), text
     assert f'program.py", line {line_of("pause", program)} in <module>' in told, text
 
 

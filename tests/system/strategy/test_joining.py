@@ -220,7 +220,7 @@ def test_who_is_refused_is_told_why_in_one_line(tmp_path: Path) -> None:
         until_exists(tmp_path / "begun", job=job)
         path = directory / NAME
         written = json.loads(path.read_text())
-        assert "no place is free: all 1 workers of the job live" in refusal(join(directory))
+        assert "no place is free: all 1 workers of the job are running" in refusal(join(directory))
         old = join(
             directory, "from mpidist.strategy.parameter_server import joined_worker; joined_worker.PYTHON = '2.7'"
         )

@@ -40,7 +40,7 @@ def test_a_joiner_that_is_given_up_leaves_when_it_wakes_and_another_has_its_plac
         job.ask("wait_for(lambda: living() == 2)")
         assert job.ask("coordinator.schedule(add, worker=1).fetch()") == [another.pid, 1]
         os.kill(stopped.pid, signal.SIGCONT)
-        assert "the coordinator counts" in (said := refusal(stopped)), said
+        assert "the coordinator has declared worker 1 lost" in (said := refusal(stopped)), said
         assert "lost (`closure_timeout` exceeded" in said, said
         assert job.ask("coordinator.schedule(add, worker=1).fetch()") == [another.pid, 2]
         assert job.ask("totals()") == [3, 3, 3.0]
@@ -59,7 +59,7 @@ def test_a_joiner_that_stops_while_it_joins_loses_its_place(tmp_path: Path) -> N
         job.ask(f"wait_for(lambda: living() and is_stopped({stopped.pid}))")
         # Its time is over.
         job.ask("strategy.invitation._given.update(dict.fromkeys(strategy.invitation._given, 0.0))\nliving()")
-        assert "worker 1 (rank 5) did not arrive; its place is free again" in job.read_until("does not come")
+        assert "worker 1 (rank 5) did not arrive; its place is free again" in job.read_until("did not arrive")
         another = job.join()
         job.ask("wait_for(lambda: living() == 2)")
         assert job.ask("coordinator.schedule(add, worker=1).fetch()") == [another.pid, 0]

@@ -22,6 +22,7 @@ import numpy as np
 import mpidist
 from mpidist.experimental import CommunicationOptions
 from mpidist.variables.arena import Arena
+from mpidist.variables.replicas import Replicas
 
 out, names, layout, way, steps, folder = *sys.argv[1:5], int(sys.argv[5]), sys.argv[6]
 options = CommunicationOptions(reproducible=way == "logical")
@@ -33,7 +34,8 @@ if layout == "nodes":
     if ranks.size > 1:
         from mpidist.testing import fake_nodes
         ranks = fake_nodes(ranks, 2)
-    strategy = mpidist.Strategy(ranks, options=options)
+    replicas = Replicas(ranks, options)
+    strategy = mpidist.Strategy(replicas, Arena(replicas))
 else:
     shared = shared if int(os.environ["RANKS"]) > 1 else None
     strategy = mpidist.MultiWorkerMirroredStrategy(communication_options=options, shared=shared)
