@@ -105,8 +105,7 @@ class LeakCheck:
         lines = []
         if any(_more(now, self._before)[:-1]):
             gc.collect()
-            _wait_for_end(self._before.threads)
-            more = _more(held(), self._before)[:-1]
+            more = _more(_held_at_end(self._before.threads), self._before)[:-1]
             lines += [f"{kind} {sorted(map(str, one))}" for kind, one in zip(Holdings._fields, more) if one]  # noqa: B905
         if self._suspects and self._tests % _COLLECTED_EVERY == 0:
             lines += self._judge()
@@ -134,12 +133,14 @@ class LeakCheck:
         return lines
 
 
-def _wait_for_end(before: frozenset[threading.Thread]) -> None:
+def _held_at_end(before: frozenset[threading.Thread]) -> Holdings:
+    """What is there when threads have ended, or should have: one look, since a new one may begin between two."""
     end = time.monotonic() + _ENDING_SECONDS
     # Not `join`, which refuses a thread that another one is about to start. New ones count: two signals are heard by
     # two threads, and the second may begin when the first has ended.
-    while held().threads - before and time.monotonic() < end:
+    while (now := held()).threads - before and time.monotonic() < end:
         time.sleep(0.01)
+    return now
 
 
 def _more(now: Holdings, before: Holdings) -> list[frozenset[object]]:

@@ -204,8 +204,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
             return
         if self._notice.error is not None:
             raise self._notice.error
+        self._rescue.look()
         try:
-            self._rescue.look()
             reason, milliseconds, sent_at = self._exchange()
         except RankError as error:
             self._rescue.after(error, waits=False)

@@ -27,7 +27,7 @@ from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.group.calling_out import CallingOut
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_barrier import NodeBarrier
-from mpidist.errors import MpidistError
+from mpidist.errors import MpidistError, RankError
 from mpidist.failures.deaths import WATCH
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.recorder.calls import CODES, NEXT, may_have_one_name
@@ -235,11 +235,19 @@ class Rescue:
 
         Raises:
             RankError: Another rank has failed, and calls; on every rank.
+            SystemExit: The ranks have saved together.
         """
-        if self._is_on and not self._is_under_way:
+        if not self._is_on or self._is_under_way:
+            return
+        try:
             self._calling.look()
+        except RankError as error:
+            # The rank that called may have taken it back, since another one saves already. This rank was in no call,
+            # and joins them; with the error they would wait for it in the save.
+            if self.after(error, waits=False):
+                raise
 
-    def after(self, error: BaseException, *, waits: bool) -> None:
+    def after(self, error: BaseException, *, waits: bool) -> bool:
         """Collective, where the ranks can meet. Save the last step that all have made, and end the program.
 
         It returns where there is nothing to do: no notice has come, or the ranks cannot meet any more.
@@ -247,21 +255,24 @@ class Rescue:
         Args:
             error: What has ended the step here.
             waits: Whether the notice may still be on its way: the error has left the program, which would end.
+
+        Returns:
+            False where nothing says that the job is about to end, and nobody calls.
         """
         handler = self._handler()
         is_own = self._is_on and not self._is_under_way and os.getpid() == self._process
         if not is_own or not isinstance(error, Exception) or handler is None:
-            return
+            return True
         # Ranks would come out in steps of different handlers, and each meet the others in its own.
         if self._group.size > 1 and self._others():
-            return
+            return True
         self._is_under_way = True
         try:
-            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or self._group.order.broken:
-                return
+            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0):
+                return False
             # On servers the training continues without a dead worker.
-            if WATCH.dead and self._group.size > 1:
-                return
+            if self._group.order.broken or (WATCH.dead and self._group.size > 1):
+                return True
             is_called = self._calling.is_called
             if not is_called:
                 self._tell(error)
@@ -275,6 +286,7 @@ class Rescue:
                 self._meet(handler)
         finally:
             self._is_under_way = False
+        return True
 
     def _meet(self, handler: Handler) -> None:
         """Collective over the ranks that come. Call the others out, and save with them."""

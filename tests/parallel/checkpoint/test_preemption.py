@@ -15,7 +15,7 @@ import pytest
 import mpidist
 from mpidist.checkpoint.preemption import handler as preemption
 from mpidist.comm.group.communicator import Communicator
-from mpidist.errors import LauncherError
+from mpidist.errors import LauncherError, RankError, mark_shared
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from tests.helpers.clocks import SetClock
 from tests.helpers.strategies import ArenaStrategy
@@ -109,6 +109,33 @@ def test_an_end_that_is_no_time_is_an_error_of_every_rank(
         monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
     with pytest.raises(LauncherError, match="SLURM_JOB_END_TIME must be a number of seconds since 1970, got 'soon'"):
         train(ArenaStrategy(communicator), str(mpi_tmp_path), {}, 2)
+
+
+def test_a_call_that_is_taken_back_at_once_ends_no_rank(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that called has seen that others save. Who has heard it, and looks again, joins them."""
+    strategy = ArenaStrategy(communicator)
+    with strategy.scope():
+        variable = mpidist.Variable(np.zeros(5, np.float32))
+    handler = PreemptionCheckpointHandler(
+        strategy.cluster_resolver, mpidist.Checkpoint(variable=variable), str(mpi_tmp_path)
+    )
+    calling = handler._rescue._calling
+    heard: list[int] = []
+
+    def look() -> None:
+        if not heard and communicator.rank == communicator.size - 1:
+            heard.append(1)
+            raise mark_shared(RankError("a call is abandoned: another rank has failed and will not make it"))
+
+    monkeypatch.setattr(calling, "look", look)
+    with handler:
+        for _ in range(3):
+            handler.run(lambda: variable.assign_add(np.ones(5, np.float32)))
+    assert handler.total_run_calls == 3
+    assert variable.numpy().tolist() == [3] * 5
+    assert bool(heard) == (communicator.rank == communicator.size - 1)
 
 
 @pytest.mark.parametrize("layout", ["node", "pairs", "each"])
