@@ -216,7 +216,7 @@ def main(
     def evaluate() -> float:
         accuracy.reset_state()
         for x, y in test_batches:
-            accuracy.update_state(y, network.forward(x)[-1])
+            strategy.run(lambda x, y: accuracy.update_state(y, network.forward(x)[-1]), args=(x, y))
         return float(accuracy.result())
 
     def train_next() -> float:

@@ -107,6 +107,15 @@ class CentralPlan(ArenaPlan):
         self._copies = copies
         # Sums of several calls, and sums over the ranks, do not go through a view of this rank's own gradient.
         self._fills_views = not options.gradient_accumulation_steps
+        self._on_device: dict[int, AnyArray] = {}
+
+    @override
+    def gradient(self, number: int) -> AnyArray:
+        """Local. See `UpdatePlan.gradient`; an array on this rank's GPU, from where `apply` copies it."""
+        if number not in self._on_device:
+            place = self._plan.gradients[number]
+            self._on_device[number] = arrays.gpu_namespace().zeros(place.shape, place.dtype)
+        return self._on_device[number]
 
     @override
     def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:

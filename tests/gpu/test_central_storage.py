@@ -134,6 +134,17 @@ def test_a_copy_is_given_up_after_a_step_a_write_and_a_restore(
         np.testing.assert_array_equal(value_of(strategy, weight).get(), weight.numpy())
 
 
+def test_gradients_may_be_written_in_place(strategy: CentralStorageStrategy, cupy: Any) -> None:
+    with strategy.scope():
+        weight, optimizer = mpidist.Variable(np.zeros(SHAPE, np.float32)), mpidist.optimizers.SGD(1.0)
+    (place,) = optimizer.gradients([weight])
+    assert isinstance(place, cupy.ndarray)
+    for number in range(1, 3):
+        place[...] = number
+        optimizer.apply_gradients([(place, weight)])
+    assert (weight.numpy() == -3 * strategy.communicator.size).all()
+
+
 @pytest.mark.host_gpus
 def test_a_write_waits_until_gpus_have_read(strategy: CentralStorageStrategy, cupy: Any) -> None:
     """The memory is page-locked, so a copy runs as late as the stream does."""
