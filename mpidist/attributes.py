@@ -22,9 +22,9 @@ _OPAQUE = sys.stdlib_module_names | {"numpy", "h5py", "mpi4py"}
 # Of the standard library these, too, hold what is the user's. A `ChainMap` has its dictionaries as an attribute, and so
 # shows also what the first of them hides of the others.
 _OPENED = (types.SimpleNamespace, ChainMap)
+# Packages of this library.
 _OPAQUE_HERE = {
-    "mpidist.comm", "mpidist.cluster", "mpidist.strategy", "mpidist.checkpoint", "mpidist.parameter_server",
-    "mpidist.coordinator", "mpidist.failures", "mpidist.recorder",
+    "comm", "cluster", "strategy", "checkpoint", "parameter_server", "coordinator", "failures", "recorder",
 }
 
 
@@ -39,7 +39,7 @@ def has_children(value: object) -> bool:
         return True
     kind = type(value)
     package, *rest = kind.__module__.split(".")
-    is_opaque = package in _OPAQUE or ".".join((package, *rest[:1])) in _OPAQUE_HERE
+    is_opaque = package in _OPAQUE or (package == "mpidist" and rest[:1] and rest[0] in _OPAQUE_HERE)
     # Classes are no objects to save, whatever their metaclass; an array is more than the attributes that it may have.
     if isinstance(value, type) or is_array(value) or (is_opaque and kind not in _OPENED):
         return False

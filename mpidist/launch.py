@@ -105,7 +105,7 @@ def is_first_rank() -> bool:
     """Local. Whether this process is rank 0 of the whole job; True without a launcher.
 
     Only the launcher's environment is read: no MPI starts, and no strategy is needed. Programs ask it before they print
-    or write a file of their own. Collective calls, `reduce` and saving among them, never stand under this condition:
+    or write a file of their own. Collective calls, `reduce` and saving among them, must never be under this condition:
     the first rank would wait for the others.
 
     Returns:

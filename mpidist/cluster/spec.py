@@ -37,7 +37,7 @@ class ClusterSpec:
 
     Raises:
         TypeError: The cluster, a job or an address has another type.
-        ValueError: An index is negative, or stands there twice.
+        ValueError: An index is negative, or is listed twice.
 
     Example:
         >>> ClusterSpec({"worker": ["a:1", "b:1"], "ps": {2: "c:1"}}).as_dict()

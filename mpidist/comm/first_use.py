@@ -10,7 +10,7 @@ from typing import Any
 def at_first_use(module: str, name: str) -> Any:
     """Local. A function that calls `name` of `module`; its first call loads the module.
 
-    It stands in the `else:` of an `if TYPE_CHECKING:` that imports the same name for type checkers and for the import
+    Use it in the `else:` of an `if TYPE_CHECKING:` that imports the same name for type checkers and for the import
     contracts. It is not for what runs in a signal handler, at exit, or after a death: nothing can be loaded where the
     file system is gone, or half of the interpreter.
 

@@ -5,7 +5,7 @@ that would leave half of an update on some ranks. Our handler notes the interrup
 that brings all ranks together (`call_order.py`), and all of them raise it when that call is done.
 
 A second interrupt, or five seconds in one call, ends the job. Where no call comes within that time, KeyboardInterrupt
-is raised where the rank stands.
+is raised where the rank is.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _CONTAINER_ADVICE = (
     "the containers one /dev/shm and one PID namespace (Apptainer without --contain and --pid, docker run --ipc=host "
     "--pid=host), or set MPIR_CVAR_NOLOCAL=1 UCX_TLS=^shm"
 )
-# Apptainer's own process, which stands between the launcher and a rank in a container.
+# Apptainer's own process, which is between the launcher and a rank in a container.
 _STARTERS = ("starter", "starter-suid")
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from mpidist.variables.update.options import OptionKeywords
 
+
 class Optimizer(FixedAttributes):
     """Applies a kernel to variables; the same on every rank.
 
@@ -263,11 +264,10 @@ class Optimizer(FixedAttributes):
         factor = 1.0 if scale is None else 1 / scale
         # An interrupt comes when variables and `iterations` fit each other again.
         with plan.during():
-            finite = scale is not None
-            was_applied = self._apply_whole(plan, gradients, factor, is_summed=is_summed, must_be_finite=finite)
-            if then is not None and was_applied is not None:
-                then(was_applied)
-        return was_applied
+            done = self._apply_whole(plan, gradients, factor, is_summed=is_summed, must_be_finite=scale is not None)
+            if then is not None and done is not None:
+                then(done)
+        return done
 
     def _apply_whole(
         self, plan: UpdatePlan, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool,

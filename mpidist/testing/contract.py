@@ -43,6 +43,8 @@ DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
     "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble", ">f4", ">i8",
 )
+
+
 class CollectiveContract:
     """Tests that every `Collective` must pass. Subclasses have a fixture `collective` that makes one over all ranks.
 
@@ -339,6 +341,7 @@ class CollectiveContract:
             halves = collective.all_reduce(xp.ones(5, dtype=xp.bfloat16))
             expect(halves.dtype == xp.bfloat16, f"a sum of bfloat16 of {library} is of {halves.dtype}")
             expect(halves.tolist() == [float(size)] * 5, f"a sum of bfloat16 of {library} is {halves}")
+
 
 def _combining(collective: Collective, op: ReduceOp, mine: AnyArray) -> dict[str, Callable[[], object]]:
     """The calls that combine an array."""

@@ -242,6 +242,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
 # One kind of an optimizer's state: of all variables in order, or of some by number.
 Slot: TypeAlias = Sequence[BaseVariable] | Mapping[int, BaseVariable]
 
+
 def by_number(slot: Slot) -> Mapping[int, BaseVariable]:
     """Local. A slot by the numbers of the optimizer's variables."""
     return slot if isinstance(slot, Mapping) else dict(enumerate(slot))
@@ -376,7 +377,6 @@ class Home(Resource, Protocol):
         Args:
             variable: The variable of this home.
         """
-        del variable
         return nullcontext()
 
 

@@ -79,6 +79,7 @@ NOT_STARTED = (
     re.compile(r"mca_pml_ob1_recv_frag_callback_match.*\(ompi_mpi_init\+", re.DOTALL),
 )
 
+
 class SlurmError(Exception):
     """Slurm did not start, or has refused a command."""
 

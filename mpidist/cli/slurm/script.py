@@ -19,7 +19,7 @@ _LONG_NAMES = {
 }
 # The short options of srun and sbatch without a value, which another one may follow in the same word, as in -lK.
 _FLAGS = "EHOQVXZhjklsuv"
-# Those of srun whose value, if they have one, stands in the same word.
+# Those of srun whose value, if they have one, is in the same word.
 _SHORT_ALONE = "EHIKOQVXZhjklsuv"
 _LONG_ALONE = frozenset({
     "compress", "contiguous", "disable-status", "exact", "exclusive", "help", "hold", "immediate", "kill-on-bad-exit",
@@ -44,7 +44,7 @@ _HANDLERS = frozenset({
 })
 # So do these, without "run".
 _MANAGERS = frozenset({"conda", "mamba", "micromamba", "poetry", "uv"})
-# What may stand in front of the name of a program.
+# What may precede the name of a program.
 _IN_FRONT = frozenset({
     "!", "do", "elif", "else", "exec", "if", "nohup", "sudo", "then", "time", "until", "while", "{",
 })
@@ -57,7 +57,7 @@ _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1[^\n]*\n(.*?^\t
 _SIGNS = "();<>|&\n"
 _OPERATOR = re.compile(r"&>>?|[<>]&|>\||<<<|<<|>>|&&|\|\||\|&|;;&?|;&|[();<>|&\n]")
 _CLOSERS = frozenset({"}", "fi", "done", "esac"})
-# They stand for a "#" that begins no comment, and for the end of a line that continues.
+# Marks in the text: of a "#" that begins no comment, and of the end of a line that continues.
 _NUMBER_SIGN, _GOES_ON = "\1", "\2"
 
 
@@ -85,7 +85,7 @@ class Command:
     Attributes:
         line: Its first line, from 1.
         words: Its words, without quotes and redirections, and with the texts of variables that the script sets once.
-        runs_behind: Whether the shell may continue while it runs: `&` stands behind it, or behind a group above.
+        runs_behind: Whether the shell may continue while it runs: `&` follows it, or a group that has it.
     """
 
     line: int
@@ -110,12 +110,12 @@ class Command:
 
     @functools.cached_property
     def options(self) -> dict[str, str]:
-        """Local. The options that stand between srun and the program, by their long names."""
+        """Local. The options between srun and the program, by their long names."""
         return {option.name: option.value for option in read_options(self._words_of_options, self.line)}
 
     @property
     def has_unknown_options(self) -> bool:
-        """Local. Whether a variable stands between srun and the program, of which the script does not tell the text."""
+        """Local. Whether there is a variable between srun and the program whose text the script does not tell."""
         return any(word.startswith("$") for word in self._words_of_options)
 
     def names(self, programs: Sequence[str]) -> bool:
@@ -138,7 +138,7 @@ class JobScript:
 
     Attributes:
         options: Those that Slurm reads.
-        late_options: The lines of those that stand below the first command, which Slurm ignores.
+        late_options: The lines of those below the first command, which Slurm ignores.
         misplaced_options: The lines of those that Slurm takes for comments.
         commands: Those of the shell.
     """

@@ -23,7 +23,7 @@ class SlurmClusterResolver(ClusterResolver):
     A strategy finds Slurm by itself; a program needs this class to name jobs. The constructor reads the environment and
     never writes it; everything is known once it returns. No port is opened: addresses are names.
 
-    Hosts stand in Slurm's own order, tasks in the order of their ranks, as `--distribution` deals them. In a
+    Hosts are in Slurm's own order, tasks in the order of their ranks, as `--distribution` deals them. In a
     heterogeneous job each component is a job of the cluster, under the component's `--job-name` where all of these are
     names of jobs (chief, worker, ps, evaluator). Components of one name are one job. With servers and no chief the
     first worker is the chief.

@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
 def expand(text: str) -> list[str]:
-    """Local. The hosts of a list, in Slurm's order; a host that stands there twice is returned twice.
+    """Local. The hosts of a list, in Slurm's order; a host that is listed twice is returned twice.
 
     Args:
         text: Such as "rack[1-2]n[01-03],login".

@@ -150,7 +150,7 @@ class DirectCopies:
     def _gathered(self, source: AnyArray, begin: int, end: int) -> list[AnyArray]:
         """The pieces of all ranks, in their order. This rank's is a copy, too, if combining changes its sources."""
         own = source[begin:end]
-        # This rank's own stands for those that are read below.
+        # This rank's own slice takes the place of those that are read below.
         rows = [own] * len(self._rows)
         for other in self._others:
             rows[other] = row = self._rows[other][: own.nbytes].view(own.dtype)

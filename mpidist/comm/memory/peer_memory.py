@@ -51,7 +51,7 @@ class PeerMemory:
         barrier: The barrier of the node.
 
     Attributes:
-        barrier: As given.
+        barrier: The constructor's argument.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ def is_steady(stream: Stream, *, in_order: bool = False) -> bool:
 
 
 def _exchange(places: list[Any], block: Items, generator: np.random.Generator, as_rows: bool) -> Items:
-    """Put each item of the block in a random place of the buffer, and return the items that stood there."""
+    """Put each item of the block in a random place of the buffer, and return the items that were there."""
     given = []
     for place, item in zip(generator.integers(len(places), size=len(block)).tolist(), _to_list(block), strict=True):
         given.append(places[place])

@@ -62,7 +62,7 @@ class PlaceSource:
         ]
         if len(batches) == 1:
             return batches[0]
-        # The rows stand in the order of the pipelines; `order` puts each row where its item stood.
+        # The rows are in the order of the pipelines; `order` puts each row where its item was.
         order = np.argsort(np.concatenate(list(numbers.values())))
         return elements.concatenate(batches, order)
 

@@ -37,7 +37,7 @@ class GivenItems:
 
 @dataclass(frozen=True)
 class Windows:
-    """Groups of `size` items that stand `stride` apart; each begins `shift` items after the one before.
+    """Groups of `size` items that are `stride` apart; each begins `shift` items after the one before.
 
     The last groups may be smaller; `drop_remainder` leaves such groups out.
     """

@@ -58,7 +58,7 @@ class Chief(Decisions, ServedHome):
 
     Attributes:
         strategy: The strategy whose home this is, once that is made.
-        partitioner: As given.
+        partitioner: The constructor's argument.
         exit_code_file: Beside the first checkpoint of its variables.
         variables: The variables by the kind and the number of their handles.
     """
@@ -145,7 +145,7 @@ class Chief(Decisions, ServedHome):
         )
         place = take()
         if place is None:
-            # What stands in circles, or in functions that are kept for their next use.
+            # What is in circles of references, or in functions that are kept for their next use.
             self._scheduler.forget_unused()
             gc.collect()
             self.wait_for_cut()

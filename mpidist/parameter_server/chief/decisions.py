@@ -110,7 +110,7 @@ class Decisions:
         versions: Says which functions may begin, and which updates may count.
 
     Attributes:
-        station: As given.
+        station: The constructor's argument.
         queue: The functions that have not ended, and the workers.
         commits: The order of all changes, which the program's own writes share.
         lock: Held by the thread that uses the station.

@@ -14,7 +14,7 @@ from mpidist.comm.windows.window import Window
 from mpidist.parameter_server.heap.layout import ALIGNMENT, FIRST_BYTES
 from mpidist.parameter_server.protocol.endpoint import Station
 
-# A slot begins with the place and the size of the table of its changes, which stands behind the arrays. The server sets
+# A slot begins with the place and the size of the table of its changes, which follows the arrays. The server sets
 # the place to 0 when the changes are applied.
 _HEAD_BYTES = 16
 # Changes within so many bytes of a slot are written all at once, with their table: most closures make no others.

@@ -46,13 +46,13 @@ class Station:
         whole: Surrounds what an interrupt must not tear apart; on the chief a `Whole`.
 
     Attributes:
-        window: As given.
-        name_of: As given.
+        window: The constructor's argument.
+        name_of: The constructor's argument.
         lost: The ranks that are dead, or count as dead.
         left: The ranks that live and serve no more, with the reason.
         awaited: Surrounds waits for others, which the watchdog then looks after.
         reserved: By server and slot how many bytes have memory, where that is not `heap.FIRST_BYTES`.
-        whole: As given.
+        whole: The constructor's argument.
     """
 
     def __init__(

@@ -231,7 +231,7 @@ def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenat
 
 
 class Whole:
-    """`with whole:` surrounds what is done to its end; one may stand in another. Threads of ours are not interrupted.
+    """`with whole:` surrounds what is done to its end; one may contain another. Threads of ours are not interrupted.
 
     Args:
         order: The order of calls that no other rank makes.

@@ -107,8 +107,6 @@ class Deadlines:
         return self.seconds - begun > allowed
 
 
-
-
 def _bytes_of(send: Send) -> int:
     if isinstance(send.message, Define):
         return len(send.message.code)

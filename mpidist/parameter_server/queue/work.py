@@ -36,7 +36,7 @@ class Work(NamedTuple):
     Attributes:
         function: The function.
         arguments: The pickled arguments.
-        captured: What the function names: in order, so that each names only what stands before it.
+        captured: What the function names: in order, so that each names only what is before it.
         named: What the arguments name, likewise.
         held: What must not be given back before the work has ended.
         data: The iterators over workers' own datasets that it takes, as resources.

@@ -31,13 +31,13 @@ class ServedPlace(NamedTuple):
     Attributes:
         number: The number of the variable; a slot of an optimizer has a number, too.
         server: The rank of its server.
-        header: Where its version stands in the heap.
+        header: Where its version is in the heap.
         buffers: Where its two buffers begin. Version v is in buffer v % 2.
         shape: The shape of the value.
         dtype: Its name.
         block_rows: The block rows of a table, whose rows are changed in place and which has one buffer: so many
             rows have a version of their own. 0 for another variable.
-        versions: Where these versions stand in the heap, a number of eight bytes each. An odd one is that of rows
+        versions: Where these versions are in the heap, a number of eight bytes each. An odd one is that of rows
             which are being changed.
     """
 

@@ -188,7 +188,7 @@ class Step:
     def reduce(self, numbers: tuple[object, ...] = ()) -> None:
         """Collective. Sum the gradients over all ranks and change nothing else.
 
-        The sums then stand in the first gradient segment of each node, and in the tables, for a `VariablePass`. This
+        The sums are then in the first gradient segment of each node, and in the tables, for a `VariablePass`. This
         is the half of a step for updates that must see all gradients before they change a parameter.
 
         Args:

@@ -1,6 +1,6 @@
 """The variable pass: work on the variables of a plan one by one, for what depends on a whole variable, as a norm does.
 
-It follows `Step.reduce`: the sums of the gradients stand in the first segment of each node. Measuring is cut over all
+It follows `Step.reduce`: the sums of the gradients are in the first segment of each node. Measuring is cut over all
 ranks, since every node holds the same numbers. Changing is cut over the ranks of a node, as in a step.
 """
 

@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.mpi(min_size=2)]
 # There ranks whose calls differ come out of them.
 IN_NODE_MEMORY = CommunicationOptions(implementation=CommunicationImplementation.NODE)
 
+
 def in_node_memory(strategy: ArenaStrategy) -> ArenaStrategy:
     """AUTO passes small arrays to MPI on some machines."""
     backend = strategy.arena.collective.backend

@@ -13,6 +13,7 @@ from tests.helpers.strategies import ArenaStrategy
 
 pytestmark = pytest.mark.mpi
 
+
 def without_waiting(entered: list[tuple[str, str]]) -> set[tuple[str, str]]:
     """A rank that waits looks around, and so does one that sees another a barrier ahead: that is not on the way."""
     looks = ("look", "_look_closely")

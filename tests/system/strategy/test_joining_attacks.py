@@ -15,6 +15,7 @@ from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
+
 def held(process: int) -> list[int]:
     """The numbers of descriptors and of threads that a process holds."""
     return [len(os.listdir(f"/proc/{process}/{what}")) for what in ("fd", "task")]

@@ -216,6 +216,7 @@ def test_ranks_that_are_not_seen_may_be_late(make: MakeJob) -> None:
 
 def test_a_rank_that_waits_writes_each_second_and_another_one_seldom(make: MakeJob) -> None:
     job = make()
+
     def content() -> dict[str, Any]:
         return dict(json.loads(next(job.folder.glob("n0-*")).read_text()))
 

@@ -89,6 +89,7 @@ def test_patience_without_an_end_tells_nothing_and_sees_who_never_comes(
     world.run(20)
     assert world.ended_by == [0]
 
+
 LIMITS = {
     # Of the job, of the call, whether the call watches the time itself; when the job ends.
     "the job's": ("10", None, False, 10),

@@ -29,7 +29,6 @@ TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
 RATE = 0.125
 
 
-
 def gradient_of(step: int, dtype: str) -> AnyArray:
     generator = np.random.default_rng(step)
     # Of several magnitudes, and none near 0, where rounding would choose the sign of a step.

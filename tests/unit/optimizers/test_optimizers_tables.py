@@ -16,7 +16,6 @@ from tests.optimizers import FAMILIES, Family, Setting
 ROWS, WIDTH = 30, 5
 
 
-
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one.sparse_torch], ids=lambda family: family.name)
 def test_agrees_with_torchs_sparse_embedding(family: Family) -> None:

@@ -91,6 +91,7 @@ def test_a_buffer_that_is_written_again_while_it_is_read_is_read_anew(
 def test_a_variable_that_changes_too_fast_gives_no_value() -> None:
     window = heap()
     variable = HeapVariable(window.memory, PLACE)
+
     def twice() -> None:
         change(variable, 1, 2)
 

@@ -157,7 +157,6 @@ class Desk:
             return introduction
         return introduction
 
-
     def _why_out_of_reach(self, newcomer: Newcomer) -> str:
         """The reason why others would wait for this process without end; empty if they need not."""
         if self._here is None:

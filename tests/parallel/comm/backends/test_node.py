@@ -191,7 +191,6 @@ def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:
         assert (message == 1).all()
 
 
-
 def test_the_barrier_keeps_everyone_until_the_last(communicator: Communicator) -> None:
     node = communicator.node
     counters = NodeMemory(communicator, 8 * node.size).bytes.view(np.int64)
