@@ -90,7 +90,7 @@ def leaks_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.funcargs is None:
         # The test was interrupted, and pytest ends: it has put the fixtures away, and the traceback holds the rest.
         return
-    broken = leaks.mend_calls()
+    broken = leaks.clear_broken_calls()
     # pytest keeps what other fixtures have made until the end of the test.
     request.node.funcargs.clear()
     report = request.node.stash.get(_REPORT, None)

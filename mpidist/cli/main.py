@@ -167,7 +167,7 @@ def join_job(directory: str) -> None:
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")
 @click.option("--clean", is_flag=True, help="Remove files that killed jobs of MPICH have left in /dev/shm.")
 def print_diagnosis(as_json: bool, measure: bool, seconds: float, clean: bool) -> None:
-    """Look at this machine, and under mpirun or srun at the ranks; say what is wrong, and the line that mends it.
+    """Look at this machine, and under mpirun or srun at the ranks; say what is wrong, and the line that fixes it.
 
     The exit code is 1 where something is wrong.
     """
@@ -187,7 +187,7 @@ def _add_ranks(page: Report, own: list[Finding], seconds: float | None) -> None:
     """Collective. Look at the ranks, unless MPI cannot start on this one."""
     obstacle = find_obstacle()
     if obstacle is not None:
-        page.add([Finding("ranks", "wrong", f"MPI is not started: {obstacle.text}", obstacle.mend)])
+        page.add([Finding("ranks", "wrong", f"MPI is not started: {obstacle.text}", obstacle.fix)])
         place = launch.read()
         if place is not None and place.rank:
             # One rank of each other host says so, and all leave the first rank time: when one ends, launchers end all.
@@ -205,8 +205,8 @@ def _add_ranks(page: Report, own: list[Finding], seconds: float | None) -> None:
     try:
         communicator = open_communicator()
     except MpidistError as error:
-        mend = "start it by the mpirun that belongs to mpi4py's MPI library (see `launcher` and `MPI library`)"
-        page.add([Finding("ranks", "wrong", str(error), mend)])
+        fix = "start it by the mpirun that belongs to mpi4py's MPI library (see `launcher` and `MPI library`)"
+        page.add([Finding("ranks", "wrong", str(error), fix)])
         return
     # By name: they load NumPy, which may be what is broken.
     ranks = importlib.import_module("mpidist.cli.doctor.ranks")

@@ -53,5 +53,5 @@ def test_which_rank_takes_which_gpu(count: int, tmp_path: Path) -> None:
     assert ("shared GPU" in found) == (count == 1)
     if count == 1:
         assert found["shared GPU"]["text"].startswith("ranks 0-1 on")
-        assert found["shared GPU"]["mend"].startswith("mpirun -n 1 on each host")
+        assert found["shared GPU"]["fix"].startswith("mpirun -n 1 on each host")
     assert "arrays on GPUs go" in found["CUDA-aware MPI"]["text"]

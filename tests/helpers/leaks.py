@@ -61,7 +61,7 @@ def held() -> Holdings:
     return Holdings(resource.held() - KEPT, threads, frozenset(files), frozenset(mapped_node_memory()))
 
 
-def mend_calls() -> list[str]:
+def clear_broken_calls() -> list[str]:
     """Local. A line for each call that was left in the middle. The next test may use its communicator."""
     lines = []
     for order in open_orders():

@@ -30,4 +30,4 @@ def test_gpus_without_cupy(
     assert "CuPy cannot be used: ImportError: libcuda.so.1" in found["ranks without GPU"].text
     assert found["CUDA-aware MPI"].state == "note"
     assert "libcuda.so.1" in found["CUDA-aware MPI"].text
-    assert "pip install 'mpidist[cuda12]'" in found["CUDA-aware MPI"].mend
+    assert "pip install 'mpidist[cuda12]'" in found["CUDA-aware MPI"].fix

@@ -44,7 +44,7 @@ def test_ranks_stop_together_when_the_time_is_over(communicator: Communicator, c
     assert set(changed.sizes) <= {SIZES[0]}
     (left_out,) = [one for one in found if one.subject == "sums left out"]
     assert left_out.text.endswith("64 MiB: no time was left")
-    assert left_out.mend == "mpidist doctor --seconds 60"
+    assert left_out.fix == "mpidist doctor --seconds 60"
 
 
 class Changed:
@@ -95,7 +95,7 @@ def test_a_slow_collective_is_looked_at_twice(
     found = look_at_times(communicator, changed, 30.0)
     (slow,) = [one for one in found if one.subject == "sum of 8 B"]
     assert (slow.state, slow.data["looks"]) == ("note", 12)
-    assert slow.mend == "export MPIDIST_COLLECTIVE=MPI"
+    assert slow.fix == "export MPIDIST_COLLECTIVE=MPI"
 
 
 @pytest.mark.parametrize("value", ["NOTHING", "NODE"])
@@ -109,4 +109,4 @@ def test_a_collective_that_ranks_do_not_agree_on(
     found = {one.subject: one for findings in look_at_ranks(communicator, seconds=None) for one in findings}
     assert found["collective"].state == "wrong"
     assert "MPIDIST_COLLECTIVE" in found["collective"].text
-    assert found["collective"].mend == "unset MPIDIST_COLLECTIVE, on all ranks"
+    assert found["collective"].fix == "unset MPIDIST_COLLECTIVE, on all ranks"

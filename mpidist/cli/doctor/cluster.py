@@ -33,8 +33,8 @@ def _tf_config() -> Iterator[Finding]:
     try:
         config = read_tf_config()
     except ValueError as error:
-        mend = "unset TF_CONFIG: the launcher says who takes part; or write it in that form"
-        yield Finding("TF_CONFIG", "wrong", str(error), mend)
+        fix = "unset TF_CONFIG: the launcher says who takes part; or write it in that form"
+        yield Finding("TF_CONFIG", "wrong", str(error), fix)
         return
     cluster = config.cluster
     jobs = ", ".join(f"{cluster.num_tasks(job)} {job}(s)" for job in cluster.jobs) or "no cluster"
@@ -94,11 +94,11 @@ def _slurm() -> Iterator[Finding]:
         if is_own_step(os.environ):
             read_step(os.environ)
     except (MpidistError, ValueError) as error:
-        mend = "start it by srun, or unset the variable; MPIClusterResolver() reads none of them"
-        yield Finding("Slurm", "wrong", f"{text}; {error}", mend)
+        fix = "start it by srun, or unset the variable; MPIClusterResolver() reads none of them"
+        yield Finding("Slurm", "wrong", f"{text}; {error}", fix)
     else:
         yield Finding("Slurm", "ok", text)
         idle = idle_tasks_warning()
         if idle is not None:
-            said, _, mend = idle.rpartition(". ")
-            yield Finding("tasks of the job", "note", said, mend)
+            said, _, fix = idle.rpartition(". ")
+            yield Finding("tasks of the job", "note", said, fix)

@@ -22,19 +22,19 @@ class Finding:
         subject: A few words.
         state: "ok"; "note", which costs time, or limits what can be done; or "wrong", with which programs fail.
         text: What was found.
-        mend: The line that mends it; empty where there is nothing to mend.
+        fix: The command or advice that fixes it; empty where there is nothing to fix.
         data: The numbers and names of the text, for programs.
     """
 
     subject: str
     state: str
     text: str
-    mend: str = ""
+    fix: str = ""
     data: dict[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.state:5} {self.subject:18} {self.text}"]
-        return "\n".join([*lines, *([f"{'':24} fix: {self.mend}"] if self.mend else [])])
+        return "\n".join([*lines, *([f"{'':24} fix: {self.fix}"] if self.fix else [])])
 
 
 class Report:

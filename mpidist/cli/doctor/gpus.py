@@ -174,13 +174,13 @@ def _without(told: Sequence[RankGpus], *, asks: bool) -> Iterator[Finding]:
         return
     one = told[without[0]]
     if one.why:
-        why, mend = one.why, f"{PACKAGES}; nvidia-smi shows the driver"
+        why, fix = one.why, f"{PACKAGES}; nvidia-smi shows the driver"
     elif one.visible is not None:
-        why, mend = f"CUDA_VISIBLE_DEVICES={one.visible!r} shows none there", "unset CUDA_VISIBLE_DEVICES"
+        why, fix = f"CUDA_VISIBLE_DEVICES={one.visible!r} shows none there", "unset CUDA_VISIBLE_DEVICES"
     else:
-        why, mend = "no GPU is visible there", "start ranks on hosts with GPUs only, or see nvidia-smi there"
+        why, fix = "no GPU is visible there", "start ranks on hosts with GPUs only, or see nvidia-smi there"
     wish = f", and {DEVICE}=gpu asks for one" if asks else ""
     yield Finding(
         "ranks without GPU", "wrong" if asks else "note", f"{name_ranks(without)} (first on {one.host}): {why}{wish}",
-        mend,
+        fix,
     )

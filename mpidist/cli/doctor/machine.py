@@ -114,8 +114,8 @@ def _mpi() -> Iterator[Finding]:
             "would be a program of its own", f"pip install 'mpidist[{extra}]', or put the other mpirun first on PATH",
         )
     elif why_alone:
-        mend = "start ranks by mpirun or srun; if they fail, too, look at node memory below"
-        yield Finding("MPI library", "note", f"{library}; it does not start without a launcher: {why_alone}", mend)
+        fix = "start ranks by mpirun or srun; if they fail, too, look at node memory below"
+        yield Finding("MPI library", "note", f"{library}; it does not start without a launcher: {why_alone}", fix)
     else:
         yield Finding("MPI library", "ok", str(library))
     try:
@@ -138,17 +138,17 @@ def _cores() -> Iterator[Finding]:
 
 def _shared_memory() -> Iterator[Finding]:
     folder = Path(os.environ.get("MPIDIST_SHARED_MEMORY") or "/dev/shm")
-    mend = (
+    fix = (
         "docker run --shm-size=8g, mount -o remount,size=8g /dev/shm, or export MPIDIST_SHARED_MEMORY=FOLDER on "
         "another file system in memory"
     )
     try:
         status = os.statvfs(folder)
     except OSError as error:
-        yield Finding("node memory", "wrong", f"{folder}: {error.strerror}", mend)
+        yield Finding("node memory", "wrong", f"{folder}: {error.strerror}", fix)
         return
     if not folder.is_dir():
-        yield Finding("node memory", "wrong", f"{folder} is no directory", mend)
+        yield Finding("node memory", "wrong", f"{folder} is no directory", fix)
         return
     free, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     # Variables and state are there once, gradients once for each rank.
@@ -159,14 +159,14 @@ def _shared_memory() -> Iterator[Finding]:
         f"numbers (float32) with Adam and {ranks} rank(s)"
     )
     if not os.access(folder, os.W_OK):
-        yield Finding("node memory", "wrong", f"{folder} cannot be written to", mend)
+        yield Finding("node memory", "wrong", f"{folder} cannot be written to", fix)
     elif free < _LEAST_SHARED:
-        yield Finding("node memory", "wrong", f"{text}; MPI itself needs more, {_bytes(_LEAST_SHARED)} or so", mend)
+        yield Finding("node memory", "wrong", f"{text}; MPI itself needs more, {_bytes(_LEAST_SHARED)} or so", fix)
     elif size < SHARED_FROM:
         less = f"less than {_bytes(SHARED_FROM)}, so each rank has private copies of all variables"
-        yield Finding("node memory", "note", f"{text}; {less}", mend)
+        yield Finding("node memory", "note", f"{text}; {less}", fix)
     else:
-        yield Finding("node memory", *(("ok", text) if free >= _GOOD_SHARED else ("note", text, mend)))
+        yield Finding("node memory", *(("ok", text) if free >= _GOOD_SHARED else ("note", text, fix)))
 
 
 def _node_ranks() -> int:

@@ -79,7 +79,7 @@ def look_at_hosts(communicator: Communicator, own: Sequence[Finding]) -> Iterato
     for (subject, state), found in others.items():
         names = ", ".join(dict.fromkeys(host for host, _ in found))
         # Their texts have numbers of each host: one stands for all.
-        yield Finding(subject, state, f"on {names}: {found[0][1].text}", found[0][1].mend, found[0][1].data)
+        yield Finding(subject, state, f"on {names}: {found[0][1].text}", found[0][1].fix, found[0][1].data)
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -107,16 +107,16 @@ def find_cores(node: int, here: Mapping[int, RankPlace]) -> Finding:
     data: dict[str, object] = {"host": host, "cores": {rank: _numbers(one.cores.allowed) for rank, one in here.items()}}
     crowd, place = find_crowd({rank: one.cores.allowed for rank, one in here.items()})
     if len(here) > count:
-        mend = f"mpirun -n {count} on each host"
-        return Finding("cores of ranks", "note", f"{text}: ranks wait for each other's cores", mend, data)
+        fix = f"mpirun -n {count} on each host"
+        return Finding("cores of ranks", "note", f"{text}: ranks wait for each other's cores", fix, data)
     if crowd:
         return Finding(
             "cores of ranks", "note", f"{text}: {name_ranks(crowd)} have only core(s) {_numbers(place)} together",
             "mpirun --bind-to core (Open MPI), mpirun -bind-to core (MPICH), or srun --cpu-bind=cores", data,
         )
     if wanted > count:
-        mend = f"export OMP_NUM_THREADS={max(1, count // len(here))}"
-        return Finding("cores of ranks", "note", f"{text}: threads wait for each other's cores", mend, data)
+        fix = f"export OMP_NUM_THREADS={max(1, count // len(here))}"
+        return Finding("cores of ranks", "note", f"{text}: threads wait for each other's cores", fix, data)
     return Finding("cores of ranks", "ok", text, data=data)
 
 

@@ -62,10 +62,10 @@ def _deaths(communicator: Communicator) -> Iterator[Finding]:
         # Rank 0's findings count, and it asks the launcher.
         return
     try:
-        mend = launch_line(find_starter(), communicator.size, ("python", "train.py"), survives=True)
+        fix = launch_line(find_starter(), communicator.size, ("python", "train.py"), survives=True)
     except MpidistError as error:
-        mend = str(error)
-    yield Finding("death of a rank", "ok", f"ends the job; parameter servers survive it if launched by: {mend}")
+        fix = str(error)
+    yield Finding("death of a rank", "ok", f"ends the job; parameter servers survive it if launched by: {fix}")
 
 
 class _Lines(logging.Handler):

@@ -41,8 +41,8 @@ def look_at_settings() -> Iterator[Finding]:
             yield Finding("settings", "note", f"{name} is gone: {GONE[name]}", f"unset {name}")
         elif name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, 1, 0.85)
-            mend = f"export {near[0]}={shlex.quote(value)}, if that is meant" if near else f"unset {name}"
-            yield Finding("settings", "note", f"mpidist has no variable {name}: nobody reads it", mend)
+            fix = f"export {near[0]}={shlex.quote(value)}, if that is meant" if near else f"unset {name}"
+            yield Finding("settings", "note", f"mpidist has no variable {name}: nobody reads it", fix)
         elif value and words and value.lower().replace("_", "-") not in [word.lower() for word in words]:
             text = f"{name} must be one of {', '.join(words)}, got {value!r}"
             yield Finding("settings", "wrong" if name in CHOICES else "note", text, f"unset {name}")

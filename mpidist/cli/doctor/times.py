@@ -75,8 +75,8 @@ def look_at_times(communicator: Communicator, collective: Collective, seconds: f
     findings += [_shown(sums, communicator.size) for sums in measured]
     for why in dict.fromkeys(left_out.values()):
         names = ", ".join(name_size(size) for size, other in left_out.items() if other == why)
-        mend = f"mpidist doctor --seconds {max(60, 6 * seconds):g}" if why == _NO_TIME else "run it where more is free"
-        findings.append(Finding("sums left out", "note", f"{names}: {why}", mend, {"bytes": list(left_out)}))
+        fix = f"mpidist doctor --seconds {max(60, 6 * seconds):g}" if why == _NO_TIME else "run it where more is free"
+        findings.append(Finding("sums left out", "note", f"{names}: {why}", fix, {"bytes": list(left_out)}))
     return findings
 
 
@@ -209,6 +209,6 @@ def _shown(sums: Sums, ranks: int) -> Finding:
             subject, "wrong", f"{text}; a sum is wrong", f"export {OVERRIDE}=MPI, and tell mpidist's authors", data
         )
     if sums.is_slower():
-        mend = f"unset {OVERRIDE}" if os.environ.get(OVERRIDE) else f"export {OVERRIDE}=MPI"
-        return Finding(subject, "note", f"{text}; {own / raw:.1f} times as long as MPI alone", mend, data)
+        fix = f"unset {OVERRIDE}" if os.environ.get(OVERRIDE) else f"export {OVERRIDE}=MPI"
+        return Finding(subject, "note", f"{text}; {own / raw:.1f} times as long as MPI alone", fix, data)
     return Finding(subject, "ok", text, data=data)

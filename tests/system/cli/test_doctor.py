@@ -69,7 +69,7 @@ def test_a_rank_that_cannot_start_mpi_has_its_page(tmp_path: Path) -> None:
     found = read_page(result.stdout)
     assert result.returncode == 1
     assert "PMI_FD=99 is closed" in found["ranks"]["text"]
-    assert found["ranks"]["mend"]
+    assert found["ranks"]["fix"]
     assert "launcher" in found
     assert result.stderr == ""
 
@@ -103,7 +103,7 @@ def test_node_memory_that_is_too_small_for_mpi(tmp_path: Path) -> None:
     found = read_page(result.stdout)
     assert result.returncode != 0
     assert found["node memory"]["state"] == "wrong"
-    assert "--shm-size" in found["node memory"]["mend"]
+    assert "--shm-size" in found["node memory"]["fix"]
     if is_open_mpi(find_mpirun()):
         assert found["sum of 8 B"]["state"] == "ok"
     else:

@@ -28,8 +28,8 @@ def test_a_page_for_people_and_one_for_programs() -> None:
     assert {"mpidist", "launcher", "cores", "node memory", "GPUs", "packages", "Slurm"} <= set(found)
     assert {"HDF5", "compiled steps"} <= set(found)
     assert all(one["state"] in STATES for one in found.values())
-    # Whatever is wrong has the line that mends it, and is the exit code.
-    assert all(one["mend"] for one in found.values() if one["state"] == "wrong")
+    # Whatever is wrong has the line that fixes it, and is the exit code.
+    assert all(one["fix"] for one in found.values() if one["state"] == "wrong")
     assert result.exit_code == int(any(one["state"] == "wrong" for one in found.values()))
 
 
@@ -65,7 +65,7 @@ def test_what_cupy_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (found["NVRTC"].state, found["NVRTC"].text) == (
         "wrong", "RuntimeError: libnvrtc.so.12: cannot open shared object file"
     )
-    assert "cupy-cuda12x[ctk]" in found["NVRTC"].mend
+    assert "cupy-cuda12x[ctk]" in found["NVRTC"].fix
     assert [found[name].state for name in ("CUDA", "cuBLAS", "NCCL", "HDF5")] == ["ok"] * 4
     # Without a GPU nobody asks.
     assert "CUDA" not in {one.subject for one in packages.look_at_packages([])}
@@ -77,14 +77,14 @@ def test_a_cupy_that_ends_the_process_ends_the_child_only(monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     found = {one.subject: one for one in packages.look_at_packages(["0"])}
     assert (found["CUDA"].state, found["CUDA"].text) == ("wrong", "CuPy cannot be used: no driver")
-    assert "nvidia-smi" in found["CUDA"].mend
+    assert "nvidia-smi" in found["CUDA"].fix
 
 
 def test_too_little_node_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MPIDIST_SHARED_MEMORY", str(tmp_path / "missing"))
     (found,) = machine._shared_memory()
     assert (found.state, found.subject) == ("wrong", "node memory")
-    assert "--shm-size" in found.mend
+    assert "--shm-size" in found.fix
     monkeypatch.setenv("MPIDIST_SHARED_MEMORY", "/proc")
     (found,) = machine._shared_memory()
     assert found.state == "wrong"
@@ -112,7 +112,7 @@ def test_what_node_memory_holds(monkeypatch: pytest.MonkeyPatch, size: int, free
     monkeypatch.setattr("os.statvfs", lambda _: FileSystem(size, free))
     (found,) = machine._shared_memory()
     assert (found.state, text in found.text) == (state, True), found
-    assert bool(found.mend) == (state != "ok")
+    assert bool(found.fix) == (state != "ok")
 
 
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_what_the_environment_says(
         monkeypatch.setenv(name, value)
     found = [one for one in cluster.look_at_cluster() if text in one.text]
     assert [one.state for one in found] == [state], list(cluster.look_at_cluster())
-    assert bool(found[0].mend) == (state == "wrong")
+    assert bool(found[0].fix) == (state == "wrong")
 
 
 BROKEN = {
@@ -186,7 +186,7 @@ def test_a_broken_package_is_a_finding(tmp_path: Path, name: str) -> None:
     )
     said = [one for one in json.loads(result.stdout)["findings"] if one["state"] == "wrong"]
     assert any(f"{name} cannot be imported" in one["text"] for one in said), result.stderr
-    assert all(one["mend"] for one in said)
+    assert all(one["fix"] for one in said)
     assert (result.returncode, result.stderr) == (1, "")
 
 
@@ -194,7 +194,7 @@ def test_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     (found,) = machine._mpi()
-    assert (found.subject, found.state, found.mend) == ("launcher", "wrong", "pip install 'mpidist[mpich]'")
+    assert (found.subject, found.state, found.fix) == ("launcher", "wrong", "pip install 'mpidist[mpich]'")
     assert str(tmp_path / "python") in found.text
 
 
@@ -215,7 +215,7 @@ def test_a_reader_that_has_gone(tmp_path: Path) -> None:
 def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     (found,) = machine._cores()
-    assert (found.state, found.mend) == ("note", f"export OMP_NUM_THREADS={len(os.sched_getaffinity(0))}")
+    assert (found.state, found.fix) == ("note", f"export OMP_NUM_THREADS={len(os.sched_getaffinity(0))}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert [one.state for one in machine._cores()] == ["ok"]
 
@@ -245,7 +245,7 @@ def test_srun_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}.items():
         monkeypatch.setenv(name, value)
     (found,) = cluster.look_at_cluster()
-    assert (found.state, found.mend.startswith("srun --mpi=pmix")) == ("wrong", True)
+    assert (found.state, found.fix.startswith("srun --mpi=pmix")) == ("wrong", True)
     monkeypatch.setenv("SLURM_MPI_TYPE", "pmix")
     assert [one.state for one in cluster.look_at_cluster()] == ["ok"]
 

@@ -1,4 +1,4 @@
-"""The doctor on who takes which GPU: what binding does with what ranks see, and the line that mends it."""
+"""The doctor on who takes which GPU: what binding does with what ranks see, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_ranks_that_see_one_gpu_each_take_it() -> None:
     assert [one.state for one in found] == ["ok", "ok"]
 
 
-@pytest.mark.parametrize(("told", "mend"), [
+@pytest.mark.parametrize(("told", "fix"), [
     ([rank_on("n1", number, GPUS[:1], "0") for number in (0, 1)], "unset CUDA_VISIBLE_DEVICES (it is '0')"),
     (
         [rank_on("n1", 0, GPUS, "0,1"), rank_on("n1", 1, GPUS[::-1], "1,0")],
@@ -47,20 +47,20 @@ def test_ranks_that_see_one_gpu_each_take_it() -> None:
     ([rank_on("n1", number, GPUS) for number in (0, 1, 2)], "mpirun -n 2 on each host"),
     ([rank_on("n1", None, GPUS) for _ in (0, 1)], "start by mpirun or srun"),
 ], ids=["one shown to all", "other orders", "other orders, without the variable", "too few", "no number on the host"])
-def test_ranks_that_share_a_gpu(told: list[RankGpus], mend: str) -> None:
+def test_ranks_that_share_a_gpu(told: list[RankGpus], fix: str) -> None:
     (found,) = [one for one in find_gpus(told) if one.subject == "shared GPU"]
     assert found.state == "note"
     assert A in found.text or B in found.text
-    assert found.mend.startswith(mend)
-    assert "MPIDIST_SHARE_GPU=1" in found.mend
+    assert found.fix.startswith(fix)
+    assert "MPIDIST_SHARE_GPU=1" in found.fix
     (meant,) = [one for one in find_gpus(told, may_share=True) if one.subject == "shared GPU"]
-    assert (meant.state, meant.mend) == ("ok", "")
+    assert (meant.state, meant.fix) == ("ok", "")
 
 
 def test_too_few_gpus_in_a_job_of_slurms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "3")
     found = find_gpus([rank_on("n1", number, GPUS) for number in (0, 1, 2)])[-1]
-    assert found.mend.startswith("srun --ntasks-per-node=2 --gpus-per-node=2")
+    assert found.fix.startswith("srun --ntasks-per-node=2 --gpus-per-node=2")
 
 
 def test_instances_of_one_gpu() -> None:
@@ -75,13 +75,13 @@ def test_instances_of_one_gpu() -> None:
 def test_a_rank_without_a_gpu() -> None:
     told = [rank_on("n1", 0, GPUS), rank_on("n2", 0, (), "-1")]
     found = find_gpus(told)[-1]
-    assert (found.subject, found.state, found.mend) == ("ranks without GPU", "note", "unset CUDA_VISIBLE_DEVICES")
+    assert (found.subject, found.state, found.fix) == ("ranks without GPU", "note", "unset CUDA_VISIBLE_DEVICES")
     assert "rank 1 (first on n2): CUDA_VISIBLE_DEVICES='-1' shows none there" in found.text
     # A program that asks for GPUs fails there.
     assert find_gpus(told, asks=True)[-1].state == "wrong"
     told[1] = RankGpus("n2", 0, 2, None, (), "CuPy cannot be used: no driver")
     found = find_gpus(told)[-1]
     assert "no driver" in found.text
-    assert "pip install 'mpidist[cuda12]'" in found.mend
+    assert "pip install 'mpidist[cuda12]'" in found.fix
     # Nobody uses them: one line.
     assert len(find_gpus([rank_on("n1", number, (), "") for number in (0, 1)])) == 1

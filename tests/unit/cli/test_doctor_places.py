@@ -31,7 +31,7 @@ def test_a_crowd_is_found_wherever_cores_cannot_be_dealt() -> None:
             assert cores == frozenset().union(*(allowed[rank] for rank in ranks))
 
 
-@pytest.mark.parametrize(("here", "state", "text", "mend"), [
+@pytest.mark.parametrize(("here", "state", "text", "fix"), [
     ([place(0), place(1)], "ok", "2 rank(s) on 2 core(s), each bound to its own, 2 thread(s)", ""),
     ([place(0, 1), place(0, 1)], "ok", "2 rank(s) on 2 core(s), each may use 2, ", ""),
     ([place(0, 1), place(0)], "ok", "2 rank(s) on 2 core(s), each may use 1 to 2, 2 thread(s)", ""),
@@ -45,10 +45,10 @@ def test_a_crowd_is_found_wherever_cores_cannot_be_dealt() -> None:
     ([place(*range(4), threads="x")] * 2, "note", "8 thread(s): threads wait", "export OMP_NUM_THREADS=2"),
     ([place(0, 1, threads="4"), place(2, 3)], "note", "threads wait", "export OMP_NUM_THREADS=2"),
 ])
-def test_cores_of_a_node(here: list[RankPlace], state: str, text: str, mend: str) -> None:
+def test_cores_of_a_node(here: list[RankPlace], state: str, text: str, fix: str) -> None:
     found = find_cores(0, dict(enumerate(here)))
-    assert (found.state, text in found.text, found.mend.startswith(mend)) == (state, True, True), found
-    assert bool(found.mend) == bool(mend)
+    assert (found.state, text in found.text, found.fix.startswith(fix)) == (state, True, True), found
+    assert bool(found.fix) == bool(fix)
     cores = found.data["cores"]
     assert isinstance(cores, dict)
     assert list(cores) == list(range(len(here)))

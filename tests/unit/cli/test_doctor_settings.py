@@ -55,7 +55,7 @@ def test_what_nobody_reads_or_takes(
     (finding,) = look_at_settings()
     assert finding.state == state
     assert finding.text.startswith(text)
-    assert finding.mend == ("export MPIDIST_TIMEOUT=60, if that is meant" if "TIMOUT" in name else f"unset {name}")
+    assert finding.fix == ("export MPIDIST_TIMEOUT=60, if that is meant" if "TIMOUT" in name else f"unset {name}")
 
 
 def test_right_values_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,9 @@ def test_a_slow_collective_has_a_way_out(monkeypatch: pytest.MonkeyPatch) -> Non
     slow = Sums(1 << 20, [(4e-3, 2e-3)] * 5)
     found = _shown(slow, 2)
     assert (found.state, "2.0 times as long as MPI alone" in found.text) == ("note", True)
-    assert found.mend == "export MPIDIST_COLLECTIVE=MPI"
+    assert found.fix == "export MPIDIST_COLLECTIVE=MPI"
     monkeypatch.setenv("MPIDIST_COLLECTIVE", "RING")
-    assert _shown(slow, 2).mend == "unset MPIDIST_COLLECTIVE"
+    assert _shown(slow, 2).fix == "unset MPIDIST_COLLECTIVE"
 
 
 def test_free_memory(tmp_path: Path) -> None:

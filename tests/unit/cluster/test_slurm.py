@@ -283,7 +283,7 @@ def test_the_warning_comes_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert [record.message[:12] for record in caplog.records] == ["Slurm job 8 "]
     (ok, note) = cluster.look_at_cluster()
     assert (ok.state, note.state) == ("ok", "note")
-    assert note.mend.startswith("Write srun --mpi=pmix (Open MPI)")
+    assert note.fix.startswith("Write srun --mpi=pmix (Open MPI)")
 
 
 # Heterogeneous jobs.
