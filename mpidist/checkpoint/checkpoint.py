@@ -42,22 +42,22 @@ _NO_WORK = DirectoryWork()
 
 
 class Checkpoint(NestedCheckpoint):
-    """Objects that are saved and restored together.
+    """Local. Objects that are saved and restored together.
 
-    Local. The keyword arguments become attributes. Saved are all variables, all objects with `state` and `load_state`
-    (optimizers, metrics, iterators), and the random generators of NumPy and of Python, that attributes, lists, tuples,
-    deques and dictionaries lead to from there. Plain numbers as attributes are settings, which are not saved; one that
-    has changed when `save` is called is a warning. An array that can be written to is an error of `save`, since
-    training may change it, and so is a variable in a set. One in an attribute of a `Module` that begins with `_` is
-    taken for a cache: it is not saved, and the first save says so. A checkpoint in another one is walked as any object.
+    The keyword arguments become attributes. From them a save follows attributes, lists, tuples, deques and
+    dictionaries. It stores all variables, all objects with `state` and `load_state` (optimizers, metrics, iterators),
+    and the random generators of NumPy and of Python. Plain numbers as attributes are settings, which are not saved;
+    `save` warns if one has changed. A writable array is an error of `save`, since training may change it, and so is a
+    variable in a set. An array in an attribute of a `Module` whose name begins with `_` counts as a cache: it is not
+    saved, and the first save logs that. A checkpoint inside another one is searched like any other object.
 
     Each variable is one dataset of the file, of its full shape, under its attribute path: in
     `Checkpoint(model=model)`, `model/layers/0/kernel` is `model.layers[0].kernel`.
 
-    All ranks over which the variables span save and restore together; where no variable spans several ranks, all ranks
-    over which the distributed iterators span. Rank 0 of this group looks after the directory, also where it is not rank
-    0 of the job: an evaluator saves its own variables. Where every rank has variables of its own and no group (no
-    strategy, or `OneDeviceStrategy`, under several ranks), the first rank alone writes, and logs a warning.
+    The ranks that share the variables save and restore together; if all variables are private to a rank, the ranks that
+    share the distributed iterators. Rank 0 of this group manages the directory, even if it is not rank 0 of the job: an
+    evaluator saves its own variables. If several ranks run without a common strategy (no strategy, or
+    `OneDeviceStrategy`), only the first rank writes, and logs a warning.
 
     Where every replica has a value of its own (ON_READ with aggregation NONE), the dataset has the replicas as its
     first dimension. If n replicas saved and m restore, replica r takes component r % n.
@@ -67,9 +67,9 @@ class Checkpoint(NestedCheckpoint):
         **objects: The objects to save, by name.
 
     Raises:
-        ValueError: An object that cannot hold variables, a name that a method has, or one that `root` has with another
-            value; or two variables of one path, or a variable under a key that is neither string nor integer.
-        CheckpointError: A variable of a dtype that HDF5 cannot hold.
+        ValueError: An object cannot hold variables; a name is that of a method, or `root` has it with another value;
+            two variables have the same path; or a variable is under a key that is neither string nor integer.
+        CheckpointError: A variable has a dtype that HDF5 cannot hold.
     """
 
     def __init__(self, root: object = None, **objects: Any) -> None:
@@ -122,7 +122,7 @@ class Checkpoint(NestedCheckpoint):
     def pending(self) -> Status | None:
         """Local. The status of the last restore while some of its values wait for their objects, else None.
 
-        Also of one that has failed half-way: then nothing is saved until a restore has ended.
+        It is also that of a restore that failed half-way: then nothing is saved until another restore has succeeded.
         """
         return self._pending
 
@@ -139,7 +139,7 @@ class Checkpoint(NestedCheckpoint):
         return objects
 
     def save(self, file_prefix: Path) -> str:
-        """Collective. Save to the next numbered file and make it the directory's latest; a failed save does not count.
+        """Collective. Save to the next numbered file and make it the directory's latest; failed saves do not count.
 
         Args:
             file_prefix: Path of the file up to its number; a missing directory is made.
@@ -148,9 +148,9 @@ class Checkpoint(NestedCheckpoint):
             The path, `file_prefix-N.h5`.
 
         Raises:
-            OSError: On every rank, if any rank cannot write. The checkpoints saved before are untouched.
-            CheckpointError: Values of an earlier `restore` still wait for an object, see `Status`, or it has failed
-                half-way; or another job, or a manager in another process, saves to the directory.
+            OSError: On every rank, if any rank cannot write. Earlier checkpoints do not change.
+            CheckpointError: Values of an earlier `restore` still wait for an object (see `Status`), or that restore
+                failed half-way; or another job, or a manager in another process, saves to the directory.
             MismatchError: The ranks hold different objects, or save to different paths.
             ValueError: Variables of several strategies, a state that cannot be stored, or a plain array or number that
                 would be lost.
@@ -171,7 +171,7 @@ class Checkpoint(NestedCheckpoint):
     def save_found(
         self, found: Found, path: str, work: DirectoryWork = _NO_WORK, count: int | None = None
     ) -> float:
-        """Collective. Save the objects that a walk has found; for a manager of a directory, which has walked already.
+        """Collective. Save the objects that `find_objects` has returned; for a manager, which has called it already.
 
         Args:
             found: The objects, see `find_objects`.
@@ -180,7 +180,7 @@ class Checkpoint(NestedCheckpoint):
             count: The number of saves with this one, which is part of the file; None does not count it.
 
         Returns:
-            When the file got its name, in seconds since 1970; the same on every rank.
+            The time at which the file was renamed to its name, in seconds since 1970; the same on every rank.
 
         Raises:
             OSError, CheckpointError, MismatchError, ValueError: See `save`.
@@ -213,8 +213,8 @@ class Checkpoint(NestedCheckpoint):
     def write(self, path: Path) -> str:
         """Collective. Write to a file, without counting; `read` is its counterpart.
 
-        What a killed `write` to this file has left behind is deleted. So of two jobs that write to one file at the
-        same time one gets an error.
+        It deletes temporary files that a killed `write` to this file has left. So if two jobs write to one file at the
+        same time, one of them gets an error.
 
         Args:
             path: The file's name; `.h5` is added where it is missing.
@@ -230,7 +230,7 @@ class Checkpoint(NestedCheckpoint):
         return name
 
     def restore(self, path: Path | None) -> Status:
-        """Collective. Bring the objects back to the values that `save` saved, on any number of ranks.
+        """Collective. Restore the values that `save` saved, on any number of ranks.
 
         Values of objects that do not exist yet wait for them; see `Status`.
 
@@ -241,12 +241,12 @@ class Checkpoint(NestedCheckpoint):
             The status, whose `assert_consumed()` raises unless everything was restored.
 
         Raises:
-            FileNotFoundError: On every rank; lists the checkpoints that are there.
+            FileNotFoundError: On every rank: there is no such file. The message lists the existing checkpoints.
             IsADirectoryError: On every rank: the path is that of a directory.
             MismatchError: The ranks pass different paths.
-            DamagedCheckpointError: On every rank: no whole checkpoint. Nothing was overwritten.
-            CheckpointError: On every rank: shapes or dtypes that do not fit, or the `load_state` of an object has
-                failed on some rank. No variable was overwritten.
+            DamagedCheckpointError: On every rank: the file is no complete checkpoint. Nothing was overwritten.
+            CheckpointError: On every rank: shapes or dtypes do not fit, or the `load_state` of an object has failed on
+                some rank. No variable was overwritten.
         """
         if path is None:
             self._end_waiting()
@@ -254,7 +254,7 @@ class Checkpoint(NestedCheckpoint):
         return self.restore_found(self.find_objects(), path)
 
     def restore_found(self, found: Found, path: Path) -> Status:
-        """Collective. Restore the objects that a walk has found; for a manager of a directory. See `restore`."""
+        """Collective. Restore the objects that `find_objects` has returned; for a manager. See `restore`."""
         status, counter = self._restore(found, path, with_counter=True)
         if counter is not None:
             self._saves.count = counter

@@ -37,19 +37,19 @@ def checkpoints_iterator(
 ) -> Iterator[str]:
     """Local. Wait for the checkpoints of a directory, and yield each new one: `tf.train.checkpoints_iterator`.
 
-    The latest one counts: those that were saved while the program was busy with another one are left out. A checkpoint
-    that is saved again under the same name is new.
+    Only the latest checkpoint is yielded: those saved while the program was busy with another one are skipped. A
+    checkpoint that is saved again under the same name is new.
 
-    A path that is yielded may be gone when the program restores it: the training keeps `max_to_keep` checkpoints. So
-    pass `restore`: each checkpoint is restored before its path is yielded, and one that is gone is passed over. Then
-    the iterator is Collective over the ranks of these objects, and rank 0 looks for all.
+    A yielded path may have been deleted when the program restores it: the training keeps `max_to_keep` checkpoints. So
+    pass `restore`: each checkpoint is restored before its path is yielded, and a deleted one is skipped. Then the
+    iterator is Collective over the ranks of these objects, and only rank 0 reads the directory.
 
     On the rank of an evaluator the iterator ends with the training: when the chief's program ends, the last
     checkpoint is yielded, if it is new, without regard to `min_interval_secs`. Elsewhere only `timeout` ends it.
 
     Args:
         checkpoint_dir: The directory to which `Checkpoint.save` or a `CheckpointManager` saves. It may be made later.
-        min_interval_secs: Seconds that pass at least between two checkpoints.
+        min_interval_secs: Least time between two checkpoints, in seconds.
         timeout: Seconds to wait for a checkpoint; None waits without end.
         timeout_fn: Called after `timeout`: the iterator ends if it returns a true value, else it waits again. Without
             it the iterator ends. With `restore` rank 0 calls it.
@@ -62,8 +62,8 @@ def checkpoints_iterator(
         TypeError: `checkpoint_dir` is no path, `timeout_fn` no function, `restore` no Checkpoint, or another argument
             no number.
         ValueError: A number is negative.
-        CheckpointError: While iterating: the state file is no regular file; with `restore` as `Checkpoint.restore`,
-            where the file is still there.
+        CheckpointError: While iterating: the state file is no regular file; with `restore` also where
+            `Checkpoint.restore` raises it for a file that still exists.
         NotADirectoryError: While iterating: `checkpoint_dir` is a file.
 
     Example:

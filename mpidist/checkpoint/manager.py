@@ -44,26 +44,26 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class CheckpointManager(FixedAttributes):
-    """Saves a checkpoint again and again to one directory, and deletes the oldest files.
+    """Local. Saves numbered checkpoints to one directory, and deletes the oldest ones.
 
-    Local. The directory is locked from the first save until `close`, or until the program ends; restoring needs no
+    The directory is locked from the first save until `close`, or until the program ends; restoring needs no
     lock. Files are called `ckpt-1.h5`, `ckpt-2.h5`, …; the file `checkpoint` names the latest.
 
     Args:
         checkpoint: The objects to save.
         directory: The directory; the first save makes it where it is missing.
-        max_to_keep: Number of checkpoints that stay; None keeps all.
-        keep_checkpoint_every_n_hours: A checkpoint that would be deleted is kept for good if it was saved at least so
-            many hours after the last one that is kept for good.
+        max_to_keep: Number of checkpoints to keep; None keeps all.
+        keep_checkpoint_every_n_hours: A checkpoint that would be deleted is kept permanently if it was saved at least
+            this many hours after the last one that was kept permanently.
         checkpoint_name: First part of the files' names.
         step_counter: A variable that counts the steps; needed for `checkpoint_interval`.
-        checkpoint_interval: `save` does nothing until so many steps have been made since the last save.
+        checkpoint_interval: `save` does nothing until this many steps have been made since the last save.
         init_fn: `restore_or_initialize` calls it when there is nothing to restore.
         last_checkpoint_step: The step of the last save, for `checkpoint_interval`, where nothing is restored.
 
     Raises:
-        ValueError: An impossible argument.
-        TypeError: `checkpoint` is no `Checkpoint`, `directory` no path, or another argument of a wrong type.
+        ValueError: An argument is out of range, or needs a `step_counter` that is not given.
+        TypeError: `checkpoint` is no `Checkpoint`, `directory` no path, or another argument has a wrong type.
         CheckpointError: The state file is no regular file.
     """
 
@@ -154,8 +154,8 @@ class CheckpointManager(FixedAttributes):
     def save(self, checkpoint_number: int | BaseVariable | None = None, check_interval: bool = True) -> str | None:
         """Collective. Save the next checkpoint, and delete the oldest ones beyond `max_to_keep`.
 
-        A manager deletes only what managers with its `checkpoint_name` have saved to the directory. Where the state
-        file does not name a checkpoint that is there, as after its loss, the numbers continue behind that one's.
+        A manager deletes only what managers with its `checkpoint_name` have saved to the directory. If the directory
+        has checkpoints that the state file does not name (it was lost), the numbers continue after theirs.
 
         Args:
             checkpoint_number: Number in the file's name, an integer or a variable that holds one; default: the number
@@ -167,9 +167,9 @@ class CheckpointManager(FixedAttributes):
 
         Raises:
             CheckpointError: On every rank: another job saves to the directory, or has done so while this one waited for
-                its lock; values of an earlier restore still wait for an object; or the directory is another one, since
-                the program has changed its working directory.
-            OSError: On every rank, if any rank cannot write. The checkpoints are as before, and so is the latest.
+                its lock; values of an earlier restore still wait for an object; or the path now names another
+                directory, since the program has changed its working directory.
+            OSError: On every rank, if any rank cannot write. The checkpoints and the state file do not change.
             MismatchError: The ranks hold different objects, or have another directory or number.
             TypeError, ValueError: On every rank: the number is no integer, or negative.
         """
@@ -213,11 +213,11 @@ class CheckpointManager(FixedAttributes):
             The path, or None.
 
         Raises:
-            DamagedCheckpointError: On every rank: the checkpoint, or the state file, is damaged, or no state file
-                names one of those that are there; with `fallback` all of them are damaged.
+            DamagedCheckpointError: On every rank: the checkpoint or the state file is damaged, or the state file is
+                missing though there are checkpoints; with `fallback`: all checkpoints are damaged.
             FileNotFoundError: On every rank: another job has just deleted it.
-            CheckpointError: On every rank: the checkpoint does not fit the objects; or the directory is another one, as
-                for `save`.
+            CheckpointError: On every rank: the checkpoint does not fit the objects; or the path names another
+                directory, as for `save`.
             MismatchError: The ranks have different directories.
         """
         found = self._checkpoint.find_objects()

@@ -34,8 +34,8 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
         is gone.
 
     Raises:
-        DamagedCheckpointError: The state file is damaged, or there are checkpoints and none; with `fallback`: all
-            checkpoints are damaged.
+        DamagedCheckpointError: The state file is damaged, or is missing though there are checkpoints; with `fallback`:
+            all checkpoints are damaged.
         CheckpointError: The state file is no regular file.
         TypeError: `directory` is no path.
     """

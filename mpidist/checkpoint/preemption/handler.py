@@ -45,35 +45,35 @@ T = TypeVar("T")
 
 
 class PreemptionCheckpointHandler(FixedAttributes):
-    """Saves a checkpoint before the job is ended from outside, on all ranks at the same step, and ends the program.
+    """Collective. Saves a checkpoint on all ranks at the same step when the job is about to end, and ends the program.
 
-    Collective. It restores the latest checkpoint when it is made. A notice of the end on any rank counts for all: a
-    signal (SIGTERM, SIGUSR1), a function of the user's, or the end of the job, by rank 0's clock. All ranks know at the
-    next call of `run` but one; so exactly one more step runs, and the checkpoint is saved before the step after that.
-    What ranks tell each other travels while they compute: a call of `run` waits for what was sent in the last one.
+    The constructor restores the latest checkpoint. A notice of the end on any rank counts on all ranks: a signal
+    (SIGTERM, SIGUSR1), the result of a user's function, or the time limit of the job by rank 0's clock. Ranks exchange
+    notices while they compute: each call of `run` completes the exchange that the previous call began. So after a
+    notice exactly one more step runs, and the call of `run` after it saves the checkpoint.
 
-    Under `ParameterServerStrategy` the chief makes one, for all: from then on workers and servers take its signals, and
-    tell it of them; a worker does so when its function has ended. Before a save it joins all functions that were
-    scheduled. All ranks end with its exit code.
+    Under `ParameterServerStrategy` only the chief makes a handler. Workers and servers then report these signals to the
+    chief; a worker does so when its function has ended. Before a save the chief joins all functions that were
+    scheduled. All ranks end with the chief's exit code.
 
-    An evaluator survives these signals, from its first look for a checkpoint (`checkpoints_iterator`) after the
-    handler was made, and ends with the job. A signal to it alone tells nobody.
+    An evaluator ignores these signals from its first call of `checkpoints_iterator` after the handler was made, and
+    ends with the job. A signal to the evaluator alone is no notice.
 
     Args:
-        cluster_resolver: As in tf.distribute; the ranks are those over which the variables span. May be None.
-        checkpoint_or_checkpoint_manager: What is saved. All variables exist already where there are several ranks.
+        cluster_resolver: As in tf.distribute; may be None. The ranks that share the variables take part.
+        checkpoint_or_checkpoint_manager: The objects to save. With several ranks all variables must exist already.
         checkpoint_dir: The directory, for a `Checkpoint`; its latest checkpoint is kept.
         termination_config: The settings; default: `TerminationConfig()`.
-        clock: Tells the seconds, and is never set; a test may have its own.
+        clock: A monotonic clock in seconds; tests pass their own.
 
     Raises:
-        TypeError, ValueError: An argument of a wrong type; a `Checkpoint` without a directory, or a manager with one; a
-            checkpoint without variables; or another thread than the main one makes it.
+        TypeError, ValueError: An argument has a wrong type; a `Checkpoint` has no directory, or a manager has a second
+            one; a checkpoint has no variables; or the caller is not the main thread.
         LauncherError: `SLURM_JOB_END_TIME` of rank 0 is no number; on every rank.
         DamagedCheckpointError: On every rank: all checkpoints are damaged.
-        CheckpointError: On every rank: the checkpoint does not fit the objects; or another living job saves to the
-            directory, which is not looked at where there is a `save_fn`.
-        OSError: No checkpoint can be saved to the directory, on every rank; likewise.
+        CheckpointError: On every rank: the checkpoint does not fit the objects; or another running job saves to the
+            directory (not checked with a `save_fn`).
+        OSError: On every rank: no checkpoint can be saved to the directory (not checked with a `save_fn`).
     """
 
     _is_settled = True
@@ -154,13 +154,14 @@ class PreemptionCheckpointHandler(FixedAttributes):
 
         Args:
             distributed_train_function: The step; every rank calls it.
-            *args: For it.
-            **kwargs: For it.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
 
         Returns:
-            What the function returned.
+            The result of the function.
 
         Raises:
+            TypeError: `distributed_train_function` is no function.
             SystemExit: The checkpoint is saved; on every rank.
             OSError, CheckpointError: It could not be saved; on every rank. The next call tries again.
         """
@@ -182,7 +183,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Collective. Save a checkpoint and end the program, if the job is about to end; else nothing.
+        """Collective. Save a checkpoint and end the program, if the job is about to end; else do nothing.
 
         It is for programs that do not call `run`: every rank calls it once a step. Where that is before the step,
         `total_run_calls` of the checkpoint is the number of steps in it; after the step it is one less.
@@ -234,7 +235,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._exit()
 
     def close(self) -> None:
-        """Local. Take no notice any more: signals have the effect that they had before.
+        """Local. Stop watching for notices: signals have again the effect that they had before.
 
         Where it was given a `Checkpoint`, another job may save to the directory from now on.
         """
@@ -282,16 +283,16 @@ class PreemptionCheckpointHandler(FixedAttributes):
         return reason, milliseconds, sent_at
 
     def look_again(self, steps: int) -> None:
-        """Collective. As at the beginning of a step, after so many more than were counted; for `rescue`."""
+        """Collective. Check for a notice as a step does, `steps` steps after the last counted one; for `rescue`."""
         self._runs.count += steps
         self._look((), {})
 
     def patience_seconds(self) -> float:
-        """Local. The seconds that a step, and what comes behind it, may take after a notice; for `rescue`."""
+        """Local. The seconds that a step, and the work after it, may take after a notice; for `rescue`."""
         return max(PATIENCE_SECONDS, PATIENCE_STEPS * self._deadline.longest_step, self._config.grace_period)
 
     def end_after(self, steps: int, reason: int) -> None:
-        """Collective. Save what so many steps have left, and end the program; for `rescue`."""
+        """Collective. Save the state after `steps` steps, and end the program; for `rescue`."""
         self._rescue.go_back(steps)
         self._runs.count = steps
         if self._others is not None:

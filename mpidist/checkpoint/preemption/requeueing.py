@@ -34,9 +34,9 @@ class StepCounts:
 
 
 class Requeueing:
-    """The conditions under which the job is queued again.
+    """Local. The conditions under which the job is queued again.
 
-    Local. Args:
+    Args:
         manager: Saves the checkpoints; it has restored the latest one.
         most: Not more often than this; None: as often as it takes.
         has_come_further: Returns whether steps were made since then.

@@ -140,9 +140,9 @@ class Handler(Protocol):
 
 
 class Rescue:
-    """The way from an exception to the last checkpoint, for one handler.
+    """Local. The way from an exception to the last checkpoint, for one handler.
 
-    Local. Args:
+    Args:
         checkpoint: What is saved.
         group: The ranks that save together.
         sibling: The same ranks, on a communicator on which nothing is under way.

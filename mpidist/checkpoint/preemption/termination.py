@@ -19,11 +19,11 @@ WATCHED, TIME_IS_UP, GRACE_IS_OVER = 1, 1000, 2000
 
 
 class TerminationConfig(FixedAttributes):
-    """Settings of `PreemptionCheckpointHandler`: what tells that the job is about to end, and what is done then.
+    """Local. Settings of `PreemptionCheckpointHandler`: the notices that the job is about to end, and the reaction.
 
     Under `ParameterServerStrategy` the functions are called on the chief alone.
 
-    Local. Args:
+    Args:
         termination_watcher_fn: Called every second in a thread of its own, on each rank; it returns True when the job
             is about to end. It must not communicate. An exception of it is raised by the handler's next call.
         exit_fn: Called on each rank after the last checkpoint; default: `sys.exit(exit_code)`. If it returns, training
@@ -31,16 +31,17 @@ class TerminationConfig(FixedAttributes):
         grace_period: Seconds from a notice to the end of the job. A checkpoint is saved at once, training continues
             as long as six steps and a save fit, and then the last checkpoint is saved. With 0 there is one checkpoint.
         save_fn: Called on each rank instead of saving, with the arguments of `save_checkpoint_if_preempted`.
-        signals: The signals that tell of the end, on any rank.
-        time_limit: The job ends so many seconds after the handler is made; default: when Slurm ends it, if it does.
+        signals: The signals that are notices, on any rank.
+        time_limit: Seconds from the construction of the handler to the end of the job; default: the time limit of the
+            Slurm job, if there is one.
         exit_code: The code with which the program ends.
-        save_factor: Before the end there is so many times the time for a save that the last save took.
-        save_seconds: Taken for the time of a save as long as none was measured.
-        requeue: Rank 0 has Slurm queue the job again (`scontrol requeue`), unless nothing new was saved.
-        max_requeues: Not more often than this; None: as often as it takes.
+        save_factor: The time reserved for the last save, as a multiple of the duration of the previous save.
+        save_seconds: The assumed duration of a save before the first one was measured.
+        requeue: Whether rank 0 requeues the job by `scontrol requeue`; it does not if nothing new was saved.
+        max_requeues: The largest number of requeues; None: no limit.
 
     Raises:
-        TypeError, ValueError: An argument of a wrong type, or out of its range.
+        TypeError, ValueError: An argument has a wrong type, or is out of range.
     """
 
     _fixed = frozenset({
