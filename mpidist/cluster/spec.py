@@ -29,7 +29,7 @@ class Task:
 
 
 class ClusterSpec:
-    """Jobs, each with tasks that have an index and an address. Immutable, like `tf.train.ClusterSpec`.
+    """Local. Jobs, each with tasks that have an index and an address. Immutable, like `tf.train.ClusterSpec`.
 
     Args:
         cluster: For each job a list of addresses, or a mapping from index to address where indices have gaps; or

@@ -17,23 +17,23 @@ _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 def export_torch_env(communicator: object | None = None) -> dict[str, str]:
     """Collective. Set the variables by which `torch.distributed.init_process_group` finds the ranks of this job.
 
-    They are set on request only: libraries that find them start torch.distributed by themselves.
+    Only this call sets them: libraries that find them would start torch.distributed by themselves.
 
         mpidist.export_torch_env()
         torch.distributed.init_process_group("gloo")
 
-    `MASTER_ADDR` and `MASTER_PORT` stay where rank 0's environment has them. Otherwise rank 0's address is one of a
-    network that all hosts share, and its port one that is free at this moment.
+    Values of `MASTER_ADDR` and `MASTER_PORT` in rank 0's environment are kept. Otherwise the address is one of rank 0
+    in a network that all hosts share, and the port is one that is free at this moment.
 
     Args:
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
 
     Returns:
-        What was set on this rank: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+        The variables set on this rank: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Raises:
         ValueError: `MASTER_PORT` of rank 0 is not a port; on every rank.
-        OSError: Rank 0 has no port left; on every rank.
+        OSError: Rank 0 has no free port; on every rank.
     """
     ranks = open_communicator(communicator, purpose="cluster")
     hosts = ranks.all_gather_object((place(), interfaces()))

@@ -13,19 +13,19 @@ from mpidist.launch import mpirun_line
 
 
 class MPIClusterResolver(ClusterResolver):
-    """Describes the ranks as a cluster, each at the address `host:rank`.
+    """Collective. Describes the ranks as a cluster, each at the address `host:rank`.
 
-    By default each rank is a worker. With parameter servers or an evaluator rank 0 is the chief, the next ranks are
-    the workers, then come the servers, and the evaluator is last.
+    By default each rank is a worker. With parameter servers or an evaluator rank 0 is the chief, then come the workers,
+    the servers, and last the evaluator.
 
-    Collective: the constructor gathers the names of the hosts; the methods do not communicate. Without a launcher it
-    does not start MPI, and describes one worker; with parameter servers a chief, a worker and a server, which are all
-    this one process.
+    The constructor gathers the names of the hosts; the methods do not communicate. Without a launcher MPI does not
+    start, and the cluster has one worker; with parameter servers it has a chief, a worker and a server, and this one
+    process is all of them.
 
     Args:
         communicator: The ranks that take part, as `open_communicator` returns them. Default: all ranks of the job.
         num_ps: Number of parameter servers, for a `ParameterServerStrategy`.
-        num_evaluators: Number of evaluators; strategies take one at most. A process alone has none.
+        num_evaluators: Number of evaluators; strategies take one at most. A single process has none.
 
     Raises:
         ValueError: There are too few ranks, or a number is negative; on every rank.

@@ -10,10 +10,10 @@ from mpidist.cluster.spec import ClusterSpec
 
 
 class ClusterResolver(ABC):
-    """Base of all resolvers. A resolver of your own needs only `cluster_spec` and `master`.
+    """Local. Base class of all resolvers. A resolver of your own needs only `cluster_spec` and `master`.
 
-    Every rank asks its resolver. The methods must not communicate, since a rank may ask alone. `task_type` and
-    `task_id` may be set. If they are None on all ranks, the strategy gives the cluster's tasks to the ranks.
+    Each rank has its own resolver. The methods must not communicate, since one rank may call them alone. `task_type`
+    and `task_id` may be set. If they are None on all ranks, the strategy assigns the cluster's tasks to the ranks.
     """
 
     # Class attributes: as in tf.distribute, a subclass need not call this class's constructor.
@@ -33,10 +33,10 @@ class ClusterResolver(ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Local. The number of accelerators that this process can see, by kind; `{}` without any.
+        """Local. The number of accelerators that are visible to this process, by kind; `{}` without any.
 
         Args:
-            task_type: Kept for code written for tf.distribute: a process can only count its own.
+            task_type: Kept for code written for tf.distribute: a process counts only its own accelerators.
             task_id: Likewise.
             config_proto: Likewise.
         """
@@ -64,7 +64,7 @@ class ClusterResolver(ABC):
 
     @property
     def environment(self) -> str | None:
-        """Local. A word for the place where the cluster runs; usually empty."""
+        """Local. A name for the environment in which the cluster runs; usually empty."""
         return self._environment
 
     @property

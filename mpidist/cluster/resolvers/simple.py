@@ -9,14 +9,14 @@ from mpidist.cluster.spec import ClusterSpec
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Returns the arguments of its constructor.
+    """Local. Returns the arguments of its constructor.
 
     Args:
         cluster_spec: The cluster.
         master: The result of `master()` where no task is named.
         task_type: This process's job.
         task_id: This process's index in its job.
-        environment: A word for the place where the cluster runs.
+        environment: A name for the environment in which the cluster runs.
         num_accelerators: The result of `num_accelerators()`. Default: none.
         rpc_layer: Prefix of the addresses.
 

@@ -18,30 +18,31 @@ JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """Describes the tasks of the Slurm step to which this process belongs.
+    """Local. Describes the tasks of the Slurm step to which this process belongs.
 
-    A strategy finds Slurm by itself; a program needs this class to name jobs. The constructor reads the environment and
-    never writes it; everything is known once it returns. No port is opened: addresses are names.
+    A strategy detects Slurm itself; a program needs this class to name jobs. Only the constructor reads the
+    environment, and nothing writes it. No port is opened: addresses are only names.
 
-    Hosts are in Slurm's own order, tasks in the order of their ranks, as `--distribution` deals them. In a
+    Hosts are in Slurm's own order, tasks in the order of their ranks, as `--distribution` assigns them. In a
     heterogeneous job each component is a job of the cluster, under the component's `--job-name` where all of these are
     names of jobs (chief, worker, ps, evaluator). Components of one name are one job. With servers and no chief the
     first worker is the chief.
 
-    Local. Args:
+    Args:
         jobs: The number of tasks of each job of the cluster. Jobs take the ranks in alphabetical order, as in
             tf.distribute. Default: all tasks are workers, or the components of a heterogeneous job.
         port_base: The port in the address of the first task of each host; the next one has the next port.
         gpus_per_node: The number of GPUs of each node. Default: those that Slurm, or else the driver, shows this task;
-            0 is a number like any other.
+            0 means none.
         gpus_per_task: The number of GPUs of each task. Default: an equal share of the node's.
-        tasks_per_node: The number of tasks on each node, or on each by name. Default: Slurm's.
+        tasks_per_node: The number of tasks on every node, or a mapping from a node's name to its number. Default:
+            Slurm's.
         auto_set_gpu: As in tf.distribute, where it sets `CUDA_VISIBLE_DEVICES`. Here strategies choose the GPU, and
             this argument does nothing.
         rpc_layer: Prefix of the addresses that `master` returns.
         components: The job of each component of a heterogeneous job, the last one for all that follow. Default: the
             components' own names, else `("ps", "worker")`.
-        hosts: The host of each rank, where Slurm's variables do not tell it (`srun -m arbitrary`).
+        hosts: The host of each rank, needed where Slurm's variables do not contain it (`srun -m arbitrary`).
 
     Raises:
         LauncherError: This process is not a task of a step; the variables contradict one another; `jobs` has another
@@ -50,7 +51,7 @@ class SlurmClusterResolver(ClusterResolver):
         TypeError: An argument has another type.
 
     Attributes:
-        step: What was read: hosts and components in the order of the ranks.
+        step: The hosts and components that were read, in the order of the ranks.
     """
 
     def __init__(  # noqa: PLR0913  # tf.distribute's signature

@@ -121,16 +121,16 @@ def _is_spelled(value: Any) -> bool:
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads TF_CONFIG each time it is asked, as in tf.distribute, so that a program may set the variable late.
+    """Local. Reads TF_CONFIG at each call, as in tf.distribute, so that a program may set the variable late.
 
     Args:
         task_type: Replaces the job in TF_CONFIG.
         task_id: Replaces the index in TF_CONFIG.
         rpc_layer: Replaces the prefix in TF_CONFIG.
-        environment: A word for the place where the cluster runs.
+        environment: A name for the environment in which the cluster runs.
 
     Raises:
-        TypeError, ValueError: `task_id` is no number from 0, nor the text of one.
+        TypeError, ValueError: `task_id` is neither an integer from 0 on nor a string with one.
     """
 
     def __init__(

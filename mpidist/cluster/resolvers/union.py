@@ -9,7 +9,7 @@ from mpidist.cluster.spec import ClusterSpec
 
 
 class UnionResolver(ClusterResolver):
-    """Joins several clusters into one. The first resolver says which task this process is.
+    """Local. Joins several clusters into one. The first resolver says which task this process is.
 
     Args:
         resolvers: At least one.

@@ -138,11 +138,11 @@ class _Followers:
 
 
 class _Survival:
-    """Lets the ranks that train continue after the death of an evaluator, and leave the program by themselves.
+    """Collective. Lets the training ranks continue after the death of an evaluator, and exit without it.
 
-    Collective. Args:
+    Args:
         group: The ranks that train.
-        evaluators: The processes of the others.
+        evaluators: The processes of the evaluators.
     """
 
     def __init__(self, group: Communicator, evaluators: list[Process]) -> None:
