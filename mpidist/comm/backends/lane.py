@@ -12,9 +12,9 @@ from mpidist.options import CommunicationOptions, ReduceOp
 
 
 class Lane(Resource):
-    """Combines arrays of one rank of each node. Of larger nodes some ranks are on no lane.
+    """Collective. Combines arrays of one rank of each node. Of larger nodes some ranks are on no lane.
 
-    Collective. Args:
+    Args:
         communicator: All ranks, on several nodes.
         ring_from: Arrays of this size in bytes and above go around a ring of the nodes; None: none do. The same on
             every rank.

@@ -50,16 +50,16 @@ _KEPT = 256
 
 
 class NodeBackend(Backend):
-    """Reductions, broadcasts and gathers in node memory. Across nodes, and for all other operations, MPI is used.
+    """Collective. Reductions, broadcasts and gathers in node memory. MPI does all else, and communicates between nodes.
 
-    Collective. Args:
+    Args:
         communicator: An `MpiCommunicator`.
         options: `bytes_per_pack` is the size of a block; under `reproducible` the ranks of one node combine in the tree
             order.
         direct_from: Arrays of this size in bytes and above are copied directly between processes. The same on every
             rank.
-        ring_from: Pieces of this size in bytes and above go around a ring of the nodes; None: none do. The same on
-            every rank.
+        ring_from: Pieces of this size in bytes and above are combined in a ring of the nodes; None: none are. The same
+            on every rank.
 
     Attributes:
         direct_from: The constructor's argument. None if the system does not let processes read each other's memory.

@@ -26,13 +26,13 @@ ALL_BLOCKS_BYTES = 1 << 26
 
 
 class SharedBlocks:
-    """The operations of a node on contiguous flat arrays, for the node backend; the methods of `DirectCopies`.
+    """Collective. Combines contiguous flat arrays within a node, for the node backend; the methods of `DirectCopies`.
 
     There are two sets of blocks, used in turns: a rank may fill its block of the next turn while other ranks still read
     those of this turn. One barrier for each turn is therefore enough. A rank fills a block of this turn again only
-    behind the barrier of the next turn, which every other rank enters after it has read the block.
+    after the barrier of the next turn, which every other rank enters after it has read the block.
 
-    Collective. Args:
+    Args:
         communicator: All ranks.
         combination: Combines the blocks of the node's ranks.
         lane: Combines results across nodes; None where there is one node.

@@ -23,7 +23,7 @@ _BLOCK_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Sums of gradients in low rank. The error is added to the next gradient.
+    """Local. Sums of gradients in low rank. The error is added to the next gradient.
 
     T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD: Practical Low-Rank Gradient Compression, 2019, Algorithms 1
     and 2, with a warm start. A gradient of more than two dimensions is taken as the matrix with the smallest sum of
@@ -32,8 +32,7 @@ class PowerSGD:
 
     Args:
         rank: The rank of the approximation, at least 1.
-        start_step: The number of first sums of each gradient that are exact, since gradients change fast at the
-            beginning.
+        start_step: Number of sums of each gradient that are exact at the beginning, when gradients change fast.
         seed: The seed of the first factor; the same on every rank.
 
     Raises:

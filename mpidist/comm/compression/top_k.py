@@ -19,7 +19,7 @@ _LEAST_BYTES = 1 << 12
 
 @dataclass(frozen=True)
 class TopK:
-    """Sums of each rank's elements of largest magnitude. The other elements are added to its next gradient.
+    """Local. Sums of each rank's elements of largest magnitude. The other elements are added to its next gradient.
 
     This is the sparsification of A. Aji and K. Heafield (Sparse Communication for Distributed Gradient Descent, 2017),
     on which Deep Gradient Compression (Y. Lin and others, 2018) builds; the latter's momentum correction is not done.

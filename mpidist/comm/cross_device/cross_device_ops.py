@@ -23,7 +23,7 @@ _METHODS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
 
 
 class CrossDeviceOps:
-    """Reductions and broadcasts over replicas. Subclasses override `reduce_implementation`, and perhaps other hooks.
+    """Local. Reductions and broadcasts over replicas. Subclasses override `reduce_implementation` or more hooks.
 
     One rank is one replica, so a "per-replica value" is this rank's array. Every rank makes the same calls and gets the
     result. An object belongs to the ranks of the strategy to which it was given.
@@ -72,7 +72,7 @@ class CrossDeviceOps:
         Args:
             communicator: The ranks; in further calls the same ones.
             options: `check` and `timeout_seconds` hold for every call. Hooks get all options.
-            owner: The number of the strategy, which tells its calls from another one's.
+            owner: The number of the strategy, which distinguishes its calls from those of other strategies.
 
         Returns:
             A collective that reduces and broadcasts by the hooks.
@@ -103,7 +103,7 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Collective. Combine the arrays of all ranks. Every rank gets the result, whatever the destinations.
+        """Collective. Combine the arrays of all ranks. Every rank gets the result, regardless of the destinations.
 
         Args:
             reduce_op: A member of `ReduceOp`.

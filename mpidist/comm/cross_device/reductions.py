@@ -32,14 +32,14 @@ _DEVICE = re.compile(r"(?:.*[/:])?(?:CPU|GPU)(?::(\d+))?", re.IGNORECASE)
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """All ranks send to one rank, which combines in the order of the ranks and sends the result back.
+    """Local. Reduces on one rank: it receives all arrays, combines them in the order of the ranks, sends the result.
 
-    Local. Args:
+    Args:
         reduce_to_device: The rank that combines: its number, or the name of a device with that number ("/gpu:1",
             "CPU:0"). Default: the first rank.
-        accumulation_fn: A function that combines: called on that rank with the list of the ranks' arrays, whatever the
-            operation, it returns one array of their shape, which is divided by the number of ranks under MEAN.
-            Default: the operation, piece by piece.
+        accumulation_fn: A function that combines, whatever the operation. It is called on that rank with the list of
+            the ranks' arrays and returns one array of their shape, which under MEAN is divided by the number of ranks.
+            Default: the operation itself, piece by piece.
 
     Raises:
         ValueError: `reduce_to_device` is neither a rank nor the name of a device. In `bind`: there is no such rank.
@@ -73,7 +73,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     @property
     @override
     def is_of_library(self) -> bool:
-        """Local. See `CrossDeviceOps.is_of_library`; `accumulation_fn` is the user's."""
+        """Local. See `CrossDeviceOps.is_of_library`; False with an `accumulation_fn`, which is the user's."""
         return type(self) is ReductionToOneDevice and self._accumulate is None
 
     @property
@@ -114,9 +114,9 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 class PackedReduction(CrossDeviceOps):
-    """Reductions that pack several values: arrays of one dtype are laid end to end in a number of packs.
+    """Local. Base class of reductions that pack several values: arrays of one dtype are concatenated in packs.
 
-    Local. Args:
+    Args:
         num_packs: Number of packs for the values of one dtype in a `batch_reduce`; 0 reduces one value after another.
 
     Raises:
@@ -130,7 +130,7 @@ class PackedReduction(CrossDeviceOps):
     @property
     @override
     def is_of_library(self) -> bool:
-        """Local. See `CrossDeviceOps.is_of_library`; a subclass may do something else."""
+        """Local. See `CrossDeviceOps.is_of_library`; False for a subclass, which may compute something else."""
         return type(self) in (HierarchicalCopyAllReduce, NcclAllReduce)
 
     def batch_reduce_implementation(
@@ -159,9 +159,9 @@ class PackedReduction(CrossDeviceOps):
 
 
 class HierarchicalCopyAllReduce(PackedReduction):
-    """The ranks of a node send to its first rank, these ranks all-reduce in a ring, and each sends to its node's ranks.
+    """Local. Reduces to the first rank of each node, all-reduces over these ranks in a ring, and sends the result back.
 
-    Local. Args:
+    Args:
         num_packs: See `PackedReduction`.
 
     Raises:
@@ -216,9 +216,9 @@ class HierarchicalCopyAllReduce(PackedReduction):
 
 
 class NcclAllReduce(PackedReduction):
-    """NCCL for CuPy arrays if it is available, otherwise the library's choice; a ring over MPI for host memory.
+    """Local. Reduces CuPy arrays by NCCL, or by the library's choice without it, and host memory in a ring over MPI.
 
-    Local. Args:
+    Args:
         num_packs: See `PackedReduction`.
 
     Raises:

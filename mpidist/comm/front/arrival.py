@@ -24,9 +24,9 @@ _NAP_SECONDS = 0.0002
 
 
 class Arrival:
-    """A meeting point of ranks.
+    """Collective. A meeting point of ranks.
 
-    Collective. Args:
+    Args:
         communicator: The ranks.
         timeout_seconds: How long a rank waits for the others.
     """

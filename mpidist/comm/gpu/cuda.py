@@ -85,9 +85,9 @@ class _CudaCopier:
 
 
 class PinnedCopier(_CudaCopier):
-    """Rooms in pinned host memory. Copies between them and a GPU overlap with each other and with work of the host.
+    """Local. Buffers in pinned host memory. Copies between them and a GPU overlap with each other and with host work.
 
-    Local. Args:
+    Args:
         like: A CuPy array on the current device.
     """
 
@@ -103,12 +103,12 @@ class PinnedCopier(_CudaCopier):
 
 
 class BucketCopier(_CudaCopier):
-    """Rooms in GPU memory, for an MPI that takes device pointers.
+    """Local. Rooms in GPU memory, for an MPI that takes device pointers.
 
     Rooms come from cudaMalloc. An asynchronous allocator's memory cannot be shared by CUDA IPC. CuPy's pool would give
     many addresses, and MPI keeps a handle for every address that it has seen.
 
-    Local. Args:
+    Args:
         like: A CuPy array on the current device.
     """
 

@@ -124,9 +124,9 @@ def start_probe() -> Probe:
 
 
 class Probe:
-    """A child process that gives MPI a pointer to GPU memory. If the child dies of it, the answer is no.
+    """Local. A child process that gives MPI a pointer to GPU memory. If the child dies of it, the answer is no.
 
-    Local. Args:
+    Args:
         memory: "cupy", or "numpy" to try the same with host memory, which must succeed.
         folder: The folder in which answers are kept. Default: `mpidist` in the user's cache.
     """

@@ -47,14 +47,14 @@ _WIDER = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32), "bfloat16"
 
 
 class NcclBackend(Backend):
-    """NCCL's collective operations on the current stream.
+    """Collective. NCCL's collective operations on the current stream.
 
     Backends over the same communicator and GPUs share one communicator of NCCL; see `nccl_ranks.open_ranks`.
 
     NCCL adds float16 and bfloat16 in that precision. The option `wire_dtype` adds large
     ones of its dtype in float32.
 
-    Collective. Args:
+    Args:
         communicator: The ranks, each with a GPU of its own, which is current.
         cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
 

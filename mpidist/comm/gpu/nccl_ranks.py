@@ -29,9 +29,9 @@ _open: dict[Identity, tuple[Any, Any]] = {}
 
 
 class NcclRanks:
-    """A communicator of NCCL: destroyed when all its users have closed it, and at the latest with its owner.
+    """Collective. A communicator of NCCL: destroyed when all its users have closed it, at the latest with its owner.
 
-    Collective. Args:
+    Args:
         owner: The communicator of MPI.
         cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
         identity: The same on every rank.

@@ -14,9 +14,9 @@ from mpidist.errors import RankError, mark_shared
 
 
 class CallingOut:
-    """The ranks that have come out, on one communicator.
+    """Collective. The ranks that have come out, on one communicator.
 
-    Collective. Args:
+    Args:
         group: The ranks.
         sibling: The same ones, on a communicator that nobody else sends on.
     """

@@ -31,10 +31,10 @@ class Channel(NamedTuple):
 
 
 class Communicator(Resource, Protocol):
-    """A group of ranks. Messages on it never meet the user's own messages.
+    """A group of ranks. Its messages are separate from the user's own messages.
 
-    `close` frees it. A communicator that `open_communicator` returned is shared: it goes with the user's communicator
-    or with the program, and nobody else closes it.
+    `close` frees it. Do not close a communicator that `open_communicator` returned: it is shared, and freed with the
+    user's communicator or at the end of the program.
 
     Attributes:
         rank: This process's rank, 0 to `size` - 1.
@@ -42,12 +42,12 @@ class Communicator(Resource, Protocol):
         host: Name of this process's host.
         node_index: The number of this rank's node. Nodes are numbered in the order of their lowest ranks.
         node_sizes: Number of ranks of each node.
-        core_count: Number of cores that the ranks of this node could use together when it was opened. Each may be bound
-            to a core of its own, or all of them to the same one.
+        core_count: Number of cores that the ranks of this node could use together when it was opened. Each rank may be
+            bound to a core of its own, or all of them to the same core.
         processes: The process of each rank.
-        mpi: The mpi4py communicator, None where the process runs alone.
-        calls: Notes the communicating calls on it.
-        order: Keeps its calls in one order on all ranks.
+        mpi: The mpi4py communicator, None in a single process.
+        calls: The record of communicating calls on it.
+        order: The checks that its calls are in one order on all ranks.
     """
 
     rank: int
@@ -74,23 +74,23 @@ class Communicator(Resource, Protocol):
         return not WATCH.lost(self.processes)
 
     def require_whole(self, what: str) -> None:
-        """Local. Raise if ranks of this group may not come, as far as this rank knows.
+        """Local. Raise if ranks of this group may be unable to take part in a call, as far as this rank knows.
 
         Args:
-            what: The thing that cannot be done then: "opening lanes between nodes".
+            what: The operation, for the text of the error: "opening lanes between nodes".
 
         Raises:
             DeadRankError: A rank has died.
-            InterruptedCallError: A call was left in the middle, in which other ranks may wait without end.
+            InterruptedCallError: A call was interrupted, and other ranks may wait in it without end.
         """
         WATCH.require_alive(self.processes, what)
         self.order.require_whole(what)
 
     def share_directory(self, directory: str) -> None:
-        """Local. Let ranks on different hosts see each other by files there, if they have no job directory.
+        """Local. Set the directory for the files by which hosts exchange their ranks' states, if the job has none.
 
         Args:
-            directory: On a file system of all ranks, the same on all of them.
+            directory: A directory on a shared file system, the same on all ranks.
         """
         ...
 
@@ -111,11 +111,11 @@ class Communicator(Resource, Protocol):
         ...
 
     def open_max(self) -> BeginMax:
-        """Collective. Open a way to find the ranks' largest numbers that does not keep them waiting.
+        """Collective. Open a nonblocking maximum over the ranks, as by `MPI_Iallreduce`.
 
         Returns:
-            `begin(numbers)`, Collective: it returns a function that waits for the largest numbers of all ranks. Only
-            one search is under way at a time.
+            `begin(numbers)`, Collective: it starts the reduction, and returns a function that waits for the maxima.
+            Only one reduction may be pending at a time.
         """
         ...
 
@@ -138,11 +138,11 @@ class Communicator(Resource, Protocol):
         ...
 
     def open_channel(self) -> Channel:
-        """Collective. A place for messages between two ranks; it is closed with this communicator."""
+        """Collective. A channel for messages between two ranks; it is closed with this communicator."""
         ...
 
     def own(self, thing: Any) -> None:
-        """Collective. Free something with this communicator: all ranks then call its `Free()`, in the order of `own`.
+        """Collective. Free an object with this communicator: all ranks then call its `Free()`, in the order of `own`.
 
         Args:
             thing: Must not refer to this communicator.

@@ -10,16 +10,16 @@ from mpidist.comm.group.resource import Claim, Identity
 
 
 class Handles:
-    """Communicators of mpi4py that are freed together, in the order of creation; alive as long as one of them is used.
+    """Collective. Communicators of mpi4py that are freed together, in the order of creation, after the last use of any.
 
-    Collective. Args:
+    Args:
         identity: See `Claim`.
         mpi: The communicators. `append` takes more, and `own` other things with a collective `Free`, which are freed
             before them.
 
     Attributes:
-        requests: The requests of mpi4py, under way on them, by their `id`; each with its buffer, which lives until it
-            is complete.
+        requests: The pending requests of mpi4py on them, by `id`; each with its buffer, which must exist until the
+            request is complete.
     """
 
     def __init__(self, identity: Identity, mpi: Sequence[Any]) -> None:

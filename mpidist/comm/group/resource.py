@@ -23,7 +23,7 @@ Identity = tuple[int, str]
 
 
 class Resource(Protocol):
-    """Something with an end: `close`, or `drop`, or the end of a `with` block.
+    """An object that is released by `close`, by `drop`, or at the end of a `with` block.
 
     Attributes:
         is_closed: Whether it was closed or dropped.
@@ -32,18 +32,18 @@ class Resource(Protocol):
     is_closed: bool = False
 
     def close(self) -> None:
-        """Collective. Give back what this object holds. A second call does nothing.
+        """Collective. Release everything that this object holds. A second call does nothing.
 
-        In a group that has lost a member it is Local, and does as `drop`.
+        In a group with a dead rank it is Local, and does the same as `drop`.
         """
         if not self.is_closed:
             self.is_closed = True
             self._end(is_collective=self._is_whole())
 
     def drop(self) -> None:
-        """Local. End the use of this object on this rank alone.
+        """Local. Release this object on this rank alone.
 
-        What takes all ranks to give back is given back when they next create a communicator together.
+        Parts that only all ranks together can free are freed when they next create a communicator together.
         """
         if not self.is_closed:
             self.is_closed = True

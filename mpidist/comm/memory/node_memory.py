@@ -32,11 +32,11 @@ PROTECT_VARIABLE = "MPIDIST_PROTECT"
 
 
 class NodeMemory(Resource):
-    """Bytes that all ranks of a node read and write. They are zero at first.
+    """Collective. Bytes that all ranks of a node read and write. They are zero at first.
 
     `close` is Local. The memory goes with the last array over it.
 
-    Collective. Args:
+    Args:
         communicator: All ranks of the strategy. Either every node gets its memory or none does.
         byte_count: The size on each node, the same on all its ranks; at least 1.
 

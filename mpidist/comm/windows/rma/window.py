@@ -63,9 +63,9 @@ class _Incoming(NamedTuple):
 
 
 class RmaWindow(Window):
-    """Heaps in an MPI window, and messages by MPI.
+    """Collective. Heaps in an MPI window, and messages by MPI.
 
-    Collective. Args:
+    Args:
         communicator: The communicator of nobody else; it is closed with the window.
         heap_bytes: The size of this rank's heap.
         options: `silence_seconds` is the limit of a host that says nothing.

@@ -49,9 +49,9 @@ class JoinFile(NamedTuple):
 
 
 class WrittenFile:
-    """The file of a job that continues.
+    """Local. The file of a job that continues.
 
-    Local. Args:
+    Args:
         directory: For the file; made where it is missing.
         content: What to write.
         here: The address of a rank on this host, to call another job's chief from.

@@ -33,9 +33,9 @@ class Neighbours(NamedTuple):
 
 
 class JoinedWindow(SocketWindow):
-    """A window by sockets without a heap of its own.
+    """Local. A window by sockets without a heap of its own.
 
-    Local. Args:
+    Args:
         introduction: The introduction of this process.
         neighbours: The others.
         door: The listener of this process; closed with the window.

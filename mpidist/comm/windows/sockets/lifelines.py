@@ -27,9 +27,9 @@ _LEAVE_SECONDS = 1.0
 
 
 class Lifelines:
-    """The lifelines of a rank, to all ranks on other hosts.
+    """Collective. The lifelines of a rank, to all ranks on other hosts.
 
-    Collective. Args:
+    Args:
         communicator: The ranks. Several hosts are among them.
         options: The ports, and the limit of a host that says nothing.
         losses: Where deaths are noted, at any moment.

@@ -50,9 +50,9 @@ _LOOK_SECONDS = 0.05
 
 
 class SocketWindow(Window):
-    """Heaps in each rank's own memory, and everything by sockets.
+    """Collective. Heaps in each rank's own memory, and everything by sockets.
 
-    Collective. Args:
+    Args:
         communicator: The communicator of nobody else; it is closed with the window.
         heap_bytes: The size of this rank's heap.
         options: Its ports, and the limit of a host that says nothing.
