@@ -28,7 +28,7 @@ class Use(NamedTuple):
         space: Where it is bound.
         name: Itself.
         value: What it was bound to when the function was sent.
-        kind: For people.
+        kind: The kind, for the texts of errors.
     """
 
     space: _Space

@@ -35,22 +35,22 @@ _coordinators: weakref.WeakKeyDictionary[ParameterServerStrategy, ClusterCoordin
 
 
 class ClusterCoordinator(FixedAttributes):
-    """Gives functions to workers. There is one for each strategy: another call gives the same object.
+    """Local. Gives functions to workers. There is one for each strategy: another call returns the same object.
 
-    Local. Args:
+    Args:
         strategy: A `ParameterServerStrategy`, on its chief.
         closure_timeout: Seconds after which a function's worker counts as lost; default: never.
-        prefetch: Give a worker its next function while it still runs one, if no other worker is free, and let it pull
-            meanwhile what that function read when it last ran there. Values that are pulled so may miss the last step
-            that an optimizer has made on this worker; they never miss what functions before it on this worker have
-            assigned, added or scattered, never are of two versions, and never get older.
+        prefetch: Give a worker its next function while it still runs one, if no other worker is free, and let it fetch
+            meanwhile the values that this function read when it last ran there. Such values may miss the last step that
+            an optimizer has made on this worker. They contain all that earlier functions on this worker have assigned,
+            added or scattered, are never of two versions, and never get older.
         queue_size: Number of functions that may wait for a worker or for their arguments; then `schedule` waits.
-        max_deaths: A function fails with `FatalFunctionError` when so many workers were lost while they ran it: it may
-            have ended them. Other functions continue.
+        max_deaths: A function fails with `FatalFunctionError` when this many workers were lost while they ran it: the
+            function itself may be the cause. Other functions continue.
 
     Raises:
-        TypeError: An option of a wrong type.
-        ValueError: Another strategy, an option out of range, or another value than that of the first call.
+        TypeError: An option has a wrong type.
+        ValueError: `strategy` has another type, an option is out of range, or differs from that of the first call.
         RuntimeError: This rank is not the chief.
     """
 
@@ -119,30 +119,31 @@ class ClusterCoordinator(FixedAttributes):
     ) -> RemoteValue:
         """Local. Give a function to some worker. It returns at once, unless the queue is full.
 
-        Variables, optimizers, metrics and the strategy that the function uses are those of the servers. What else it
-        captures is sent with its first use, and is what it was then; so is each `Dataset` that it captures or takes.
+        Variables, optimizers, metrics and the strategy that the function uses are those of the servers. All else that
+        it captures is sent once, at its first use, and later changes have no effect; so is each `Dataset` that it
+        captures or gets as an argument.
 
         Args:
             fn: The function.
-            args: Its arguments; `RemoteValue`s become their values, `PerWorkerValues` those of the worker. With a value
-                that is not there yet the function waits for it, not the caller; it ends as that one if there will be
-                none.
+            args: Its arguments; `RemoteValue`s become their values, `PerWorkerValues` those of the worker. The function
+                waits for values that do not exist yet, the caller does not; if the function that makes such a value
+                fails, this one ends with the same error.
             kwargs: Its keyword arguments, likewise.
-            worker: The index of the worker that is to run it, as long as that lives; default: any.
+            worker: The index of the worker that runs it, while that worker is alive; default: any.
             priority: Higher ones run first, equal ones in the order of `schedule`.
             retries: How often it is run again when it raises.
-            on_error: "cancel": its error cancels what waits, and the next `schedule`, `join` or `done` raises it.
-                "keep": only its own value raises.
+            on_error: "cancel": its error cancels the functions that wait, and the next `schedule`, `join` or `done`
+                raises it. "keep": only its own value raises it.
             max_deaths: The coordinator's option for this function; default: the coordinator's.
 
         Returns:
-            Its result, which may be not there yet.
+            Its result, which may not exist yet.
 
         Raises:
-            Exception: The error of an earlier function; see `on_error`. Not if a value has raised it already.
-            KeyboardInterrupt: While it waits for room in the queue; the function is not in it.
-            TypeError: `fn` cannot be called, or something cannot be sent.
-            ValueError: An option out of range.
+            Exception: The error of an earlier function; see `on_error`. Not if `RemoteValue.get` has raised it already.
+            KeyboardInterrupt: While it waits for space in the queue; the function is then not queued.
+            TypeError: `fn` cannot be called, or an object cannot be sent.
+            ValueError: An option is out of range.
         """
         arguments = arguments_of(fn, args, kwargs)
         most = self._options.max_deaths if max_deaths is None else max_deaths
@@ -169,7 +170,7 @@ class ClusterCoordinator(FixedAttributes):
         """Local. Return when all functions have ended.
 
         Raises:
-            Exception: The error of the first function that has failed; functions that waited are cancelled.
+            Exception: The error of the first function that has failed; functions that still waited are cancelled.
             DeadRankError: All workers, or a server, are dead.
         """
         with self._chief.lock, self._waits:
@@ -180,7 +181,7 @@ class ClusterCoordinator(FixedAttributes):
             self._raise_error()
 
     def done(self) -> bool:
-        """Local. Whether all functions have ended; raises as `join`."""
+        """Local. Whether all functions have ended; raises the same errors as `join`."""
         with self._chief.lock:
             # After an error nothing more begins.
             makes_rounds = self.strategy.pace.synchronous
@@ -192,17 +193,20 @@ class ClusterCoordinator(FixedAttributes):
 
     @property
     def late_updates(self) -> int:
-        """Local. With `synchronous=True`, the number of updates so far whose gradients came too late, and were dropped.
+        """Local. Number of updates so far that were dropped since their gradients arrived late (`synchronous=True`).
 
-        Functions of such updates have their values, and what they have changed otherwise counts.
+        The functions that made them still have their results, and their other changes of variables are kept.
         """
         return self._queue.versions.late
 
     def fetch(self, val: Any) -> Any:
-        """Local. The values of all `RemoteValue`s in a nest; waits for them.
+        """Local. Wait for all `RemoteValue`s in a nested structure, and return it with their values.
 
         Args:
-            val: The nest. Other values stay.
+            val: The structure. Other values stay.
+
+        Raises:
+            Exception: See `RemoteValue.get`.
         """
         return tree.map_leaves(lambda one: one.fetch() if isinstance(one, RemoteValue) else one, val)
 
@@ -221,16 +225,17 @@ class ClusterCoordinator(FixedAttributes):
     def create_per_worker_dataset(self, dataset_fn: Callable[..., Dataset] | Dataset) -> PerWorkerValues:
         """Local. Let each worker make a dataset. `iter` of it gives iterators, one on each worker.
 
-        A function that asks an iterator for more than there is has no value and changes nothing, unless it handles
-        StopIteration itself. It goes to another worker, whose data has not ended, if there is one; else its
-        `RemoteValue.is_at_end` is true. So is the iterators' `is_at_end` when all have ended. It cancels nothing.
+        A function that reads past the end of an iterator has no value and changes nothing, unless it handles
+        StopIteration itself. Another worker whose data has not ended runs it again; if there is none, its
+        `RemoteValue.is_at_end` is true, and nothing is cancelled. The iterators' `is_at_end` is true when all of them
+        have ended.
 
         Args:
-            dataset_fn: Makes it; a function with an argument that has no default gets the worker's `InputContext`. Or
-                the dataset, whole on each worker.
+            dataset_fn: A function that makes it; if it has an argument without a default, that is the worker's
+                `InputContext`. Or the dataset itself, all of which each worker reads.
 
         Raises:
-            ValueError: It is neither.
+            ValueError: `dataset_fn` is neither a function nor a dataset.
         """
         return self._data_sets.create(dataset_fn)
 
@@ -318,7 +323,7 @@ class ClusterCoordinator(FixedAttributes):
         self._membership.look()
 
     def go_on(self) -> None:
-        """Local. Take what has come, in a thread of ours, while the program does something else."""
+        """Local. Process received messages in a background thread, while the program does something else."""
         try:
             while self._station.step():
                 pass

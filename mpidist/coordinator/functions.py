@@ -32,7 +32,7 @@ class Naming(NamedTuple):
         handle_of: Gives the handle of an object; None: it is sent by its content. It raises TypeError for what must not
             be sent.
         name_of: Gives what a worker must have been sent before the handle of an object, in order.
-        note_drop: Sees to it that workers discard a function when the object that stands for it is dropped.
+        note_drop: Lets workers discard a function when the object that represents it is dropped.
     """
 
     handle_of: HandleOf

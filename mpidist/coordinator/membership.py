@@ -69,7 +69,7 @@ class Membership:
         if actions := self._closures.look(now):
             with self._station.whole:
                 self._do(actions)
-        # The window knows of deaths, and workers say themselves that they leave: the reason of one is better.
+        # The window reports deaths, and a worker itself that it leaves: the worker's reason is the better one.
         lost = {rank: "" for rank in self._station.window.lost() if rank in workers}
         lost |= {rank: reason for rank, reason in self._station.left.items() if rank in workers}
         # Not before all messages are read: the one that ends a function may be there already.

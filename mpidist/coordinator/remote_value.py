@@ -16,14 +16,14 @@ _VARIABLE = b"variable"
 
 
 class RemoteValue:
-    """The result of a scheduled function, which may not be there yet.
+    """Local. The result of a scheduled function, which may not exist yet.
 
     Args:
         number: The number of the closure.
         wait: Returns when the function of a number has ended.
         find: Gives the object of a handle in the result.
-        look: Lets functions continue, where nothing else does.
-        note_told: Is told of an end that is an error, and that the program has got.
+        look: Runs waiting functions, in a job of one process.
+        note_told: Called with the end of a function whose error the program has received.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RemoteValue:
 
     @property
     def is_done(self) -> bool:
-        """Local. Whether the function has ended. Where one process is all of the job, functions run meanwhile."""
+        """Local. Whether the function has ended. In a job of one process this call runs waiting functions."""
         if self._end is None:
             self._look()
         return self._end is not None
@@ -63,9 +63,9 @@ class RemoteValue:
         """Local. The result; waits for it.
 
         Raises:
-            Exception: What the function raised.
+            Exception: The error that the function raised.
             CancelledError: It was cancelled, since another function had failed.
-            EndOfDataError: There is none; see `is_at_end`.
+            EndOfDataError: There is no result; see `is_at_end`.
         """
         if self._end is None:
             self._wait(self.number)
@@ -96,11 +96,11 @@ def error_of(end: ClosureEnd) -> BaseException:
 
 
 class PerWorkerValues:
-    """A value, or a dataset, of which each worker has its own. In a scheduled function it is the worker's.
+    """Local. A value or a dataset of each worker's own. A scheduled function gets that of the worker that runs it.
 
     Args:
         number: The number of the resource.
-        iterate: Makes the values of `iter`; None where that has no meaning.
+        iterate: Makes the result of `iter`; None if these are no datasets.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class PerWorkerValues:
 
     @property
     def is_at_end(self) -> bool:
-        """Local. Whether each worker has come to the end of its data, and a function has asked for more.
+        """Local. Whether all workers have reached the end of their data, and a function has asked for more.
 
         Raises:
             TypeError: These are no iterators.
@@ -159,7 +159,7 @@ class PerWorkerIterator(PerWorkerValues):
 
     @property
     def is_at_end(self) -> bool:
-        """Local. Whether each worker has come to the end of its data, and a function has asked for more."""
+        """Local. Whether all workers have reached the end of their data, and a function has asked for more."""
         return self._at_end(self.number)
 
     def state(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mpidist.parameter_server.queue.work import Owing, Running
 from mpidist.recorder.time_limits import LIMIT_VARIABLE, limit_seconds, warn_seconds
 from mpidist.strategy.parameter_server.invitation import Invitation
 
-# What the watchdog sees may be so old.
+# The watchdog's data may be this old.
 _SHOW_SECONDS = 0.2
 # The number of closures that are listed in a report.
 _LISTED = 8

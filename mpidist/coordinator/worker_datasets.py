@@ -25,7 +25,7 @@ class Making(Protocol):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         values: Callable[[int], PerWorkerValues],
     ) -> PerWorkerValues:
-        """Local. Let each worker make a value; `values` makes what stands for them, of its number."""
+        """Local. Let each worker make a value; `values`, given its number, makes the object that represents them."""
         ...
 
 

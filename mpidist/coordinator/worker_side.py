@@ -17,10 +17,10 @@ from mpidist.parameter_server.worker.worker import Worker
 
 
 def experimental_get_current_worker_index() -> int:
-    """Local. The index of the worker that runs this: in a function of `schedule`, or one that makes a worker's data.
+    """Local. The index of the worker that runs this function, given to `schedule` or making a worker's data.
 
     Raises:
-        RuntimeError: Elsewhere.
+        RuntimeError: The call is outside such a function.
     """
     entry = context.innermost()
     if entry is None or not isinstance(entry.home, Worker):
