@@ -80,6 +80,10 @@ class Dataset(BaseDataset):
                 all functions before `batch`, and likewise after it. Threads help where `map_func` lets other threads
                 run: NumPy on large arrays, reading files.
             deterministic: Kept for code written for tf.data. The order is always the same.
+
+        Raises:
+            TypeError: `map_func` is not a function, or another argument has a wrong type.
+            ValueError: `num_parallel_calls` is out of range.
         """
         if not callable(map_func):
             raise TypeError(f"map: expected a function, got {map_func!r}")
@@ -98,6 +102,9 @@ class Dataset(BaseDataset):
                 a seed; a distributed dataset uses that of rank 0 on all ranks. Inside the function of `interleave` and
                 the reader of `from_files` the seed follows from one that the outer dataset has drawn.
             reshuffle_each_iteration: Whether each iteration, and each repetition of `repeat`, has another order.
+
+        Raises:
+            TypeError, ValueError: An argument has a wrong type, or is out of range.
         """
         size = check_count("shuffle: `buffer_size`", buffer_size, 1)
         value = None if seed is None else check_count("shuffle: `seed`", seed)
@@ -147,8 +154,12 @@ class Dataset(BaseDataset):
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Local. Keep every `num_shards`-th element, beginning with number `index`.
 
-        `shard(SHARD_HINT, SHARD_HINT)` is a hint: the policy HINT puts the shard of the rank in its place, and other
+        `shard(SHARD_HINT, SHARD_HINT)` is a hint: the policy HINT replaces it by the shard of the rank, and other
         policies ignore it. Without a hint the policy HINT does what OFF does.
+
+        Raises:
+            TypeError: A number is not an integer.
+            ValueError: `num_shards` is less than 1, or `index` is not from 0 to `num_shards` - 1.
         """
         if num_shards == SHARD_HINT and index == SHARD_HINT:
             return self._select(HintedShard(self._pipeline.stream))
@@ -171,6 +182,9 @@ class Dataset(BaseDataset):
                 the whole batch.
             padding_values: One value, or one per array; None pads with zeros.
             drop_remainder: See `batch`.
+
+        Raises:
+            TypeError, ValueError: An argument has a wrong type, or is out of range.
         """
         size = check_count("padded_batch: `batch_size`", batch_size, 1)
         padding = Padding(padded_shapes, padding_values)
@@ -183,8 +197,8 @@ class Dataset(BaseDataset):
         Over arrays the rows of batches are row numbers. Elsewhere every rank reads all elements.
 
         Raises:
-            ValueError: An array has no dimension, or another number of rows than others. While reading, where elements
-                are not rows of arrays in memory.
+            ValueError: An array has no dimension, or another number of rows than others. It is raised while reading,
+                unless elements are rows of arrays in memory.
         """
         return self.with_pipeline(rebatched.rows_of("unbatch", self._pipeline))
 

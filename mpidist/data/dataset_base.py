@@ -90,8 +90,8 @@ class BaseDataset(FixedAttributes):
     ) -> D:
         """Local. A dataset of the elements of an iterable; its length is unknown.
 
-        Such a dataset seeks by reading and dropping, and every rank reads all elements. A function mapped over it is
-        called for the rank's own examples only.
+        To seek, such a dataset reads elements and drops them, and every rank reads all elements. A function mapped over
+        it is called for the rank's own examples only.
 
         Args:
             iterable: An object that can be iterated many times (a PyTorch `DataLoader`, a list), or a function that
@@ -101,7 +101,7 @@ class BaseDataset(FixedAttributes):
                 elements for global batches, as TF does, where their arrays all have the same first dimension.
 
         Raises:
-            TypeError: `iterable` is neither of these, or is an iterator, which can be read only once.
+            TypeError: `iterable` has another type, or is an iterator, which can be read only once.
         """
         is_assumed = batched is None
         is_loaded = not is_assumed and flag("batched", batched, owner="from_iterable: ")
@@ -128,7 +128,7 @@ class BaseDataset(FixedAttributes):
 
     @classmethod
     def from_indexable(cls: type[D], items: Any) -> D:
-        """Local. A dataset of `items[0]` to `items[len(items) - 1]`, each made only where it is needed.
+        """Local. A dataset of `items[0]` to `items[len(items) - 1]`, each indexed only where it is needed.
 
         For a PyTorch `Dataset`, a Grain `MapDataset`, or any sequence. Ranks shuffle and share the numbers of elements,
         so a rank asks for its own elements only.
@@ -154,8 +154,8 @@ class BaseDataset(FixedAttributes):
                 pattern are sorted; a list keeps its order.
             shuffle: None and True give a random order, another one in each pass. False keeps the order of
                 `file_pattern`.
-            seed: Seed of the shuffle. None means 0, not a drawn seed: all ranks then have the same order even where
-                each takes a `shard` of the list itself, and all runs have it, too.
+            seed: Seed of the shuffle. None means 0, not a drawn seed: then all ranks and all runs have the same order,
+                even where each rank takes a `shard` of the list itself.
 
         Raises:
             FileNotFoundError: Nothing matches.
@@ -189,7 +189,12 @@ class BaseDataset(FixedAttributes):
                 known, and ranks exchange nothing while they iterate; `read_npy` and `hdf5_reader(...)` can count,
                 too. The method is called when the dataset is distributed, once for each file that the rank reads.
             cycle_length: Number of files that are open at a time.
-            block_length: Number of examples that a file gives at its turn.
+            block_length: Number of examples that are read from a file in its turn.
+
+        Raises:
+            TypeError: `reader` is not a function, or another argument has a wrong type.
+            ValueError: A number is less than 1.
+            FileNotFoundError: See `list_files`.
         """
         if not callable(reader):
             raise TypeError(f"from_files: expected a reader, a function of a file name, got {described(reader)}")
@@ -201,7 +206,7 @@ class BaseDataset(FixedAttributes):
     def with_options(self: D, options: Options) -> D:
         """Local. The dataset with the options that are set in `options`; the dataset's other options stay.
 
-        It has a copy: later changes to `options` do not change it.
+        It keeps a copy: later changes to `options` do not change it.
 
         Raises:
             TypeError: `options` are not `mpidist.data.Options`.
@@ -231,7 +236,7 @@ class BaseDataset(FixedAttributes):
     def element_spec(self) -> Any:
         """Local. The structure of an element with an `ArraySpec` for each array.
 
-        Reads the first example, and calls the functions mapped over it. It is a property all the same, as in tf.data.
+        It reads the first example, and calls the functions mapped over it, though it is a property, as in tf.data.
 
         Raises:
             ValueError: There is no example.
@@ -266,7 +271,7 @@ class BaseDataset(FixedAttributes):
         self._iterations = count
 
     def with_pipeline(self: D, pipeline: Pipeline) -> D:
-        """Local. A dataset of other steps with the same options."""
+        """Local. A dataset with another pipeline and the same options."""
         return type(self)(pipeline, self._options)
 
     def _select(self: D, stream: Stream) -> D:

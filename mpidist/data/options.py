@@ -73,14 +73,14 @@ class Options:
             flag("deterministic", self.deterministic, owner="Options: ")
 
     def of_a_dataset(self) -> Options:
-        """Local. A copy that cannot be changed: the dataset would not notice."""
+        """Local. A copy that cannot be changed, since the dataset would not notice a change."""
         copied = Options().merge(self)
         for one in (copied.experimental_distribute, copied):
             object.__setattr__(one, "_is_copy", True)
         return copied
 
     def merge(self, options: Options) -> Options:
-        """Local. New options: those that are set in `options`, and these where they are not set there.
+        """Local. New options: those that are set in `options`, and else these.
 
         Raises:
             TypeError: `options` are not `Options`, or an option has another type.

@@ -19,7 +19,7 @@ from mpidist.options import InputOptions
 
 
 class DistributedDataset(FixedAttributes):
-    """An iterable that gives a rank its batches.
+    """Collective. An iterable over the batches of a rank.
 
     Under the policy DATA, and under AUTO without files, rank r gets the r-th contiguous piece of every global batch.
     The sizes of pieces differ by at most one (10 rows on 4 ranks: 3, 3, 2, 2). Where a small batch has no row for a
@@ -27,15 +27,15 @@ class DistributedDataset(FixedAttributes):
     least n files and nothing else, a rank reads its own files; under OFF it reads all data. Its batches then have 1/n
     of the global size. The docstring of `mpidist.data` has the whole table.
 
-    Collective. Where lengths are known and equal, iterating does not communicate.
+    Where lengths are known and equal, iterating does not communicate.
 
     Args:
-        dataset: Batched with the global batch size; the same on every rank. Elements of an iterable or a generator that
-            nobody has batched are global batches where their arrays all have the same first dimension, as in TF.
+        dataset: Batched with the global batch size; the same on every rank. Elements of an iterable or a generator
+            without `batch` are global batches if their arrays all have the same first dimension, as in TF.
         communicator: The ranks that share the dataset.
         options: A thread reads `experimental_per_replica_buffer_size` batches ahead. Without options the number is
             that of the dataset's `prefetch`; without that, it is 0 where reading is only a copy in host memory, else 1.
-        presharded: Whether the dataset is this rank's own. It is then neither cut nor compared with those of others.
+        presharded: Whether the dataset is this rank's own. It is then neither sharded nor compared between ranks.
         namespace: The module of the batches' arrays, `numpy` or `cupy`; see `mpidist.data.distribution.device`. With
             `experimental_fetch_to_device=False` batches are NumPy arrays.
         everyone: The ranks that take the same seeds. Default: those that share the dataset.
@@ -75,7 +75,7 @@ class DistributedDataset(FixedAttributes):
     def element_spec(self) -> Any:
         """Local. The `ArraySpec`s of this rank's batches.
 
-        Reads the first example, and calls the functions mapped over it. It is a property all the same, as in tf.data.
+        It reads the first example, and calls the functions mapped over it, though it is a property, as in tf.data.
         """
         return self._share.pipeline.spec(is_whole=self._communicator.size == 1)
 
@@ -87,8 +87,8 @@ class DistributedDataset(FixedAttributes):
     def __iter__(self) -> DistributedIterator:
         """Local. Begin a pass. All ranks must begin and end their passes together.
 
-        Of a dataset that ranks share all ranks take the same number of batches before each call that communicates.
-        Where one rank takes a batch more, to look at it, that call raises `MismatchError`.
+        Ranks that share a dataset must take the same number of batches between two collective calls. If one rank takes
+        one more, for instance to print it, the next collective call raises `MismatchError`.
         """
         number = self._passes.count
         self._passes.count += 1

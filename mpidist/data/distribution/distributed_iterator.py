@@ -74,7 +74,7 @@ class Passes:
 
 
 class DistributedIterator(Iterator[Any]):
-    """One pass over a distributed dataset.
+    """Local. One pass over a distributed dataset.
 
     Every rank makes the same number of steps:
 
@@ -88,10 +88,10 @@ class DistributedIterator(Iterator[Any]):
         communicator: The ranks that step together.
         iteration: Number of the pass; shuffles depend on it.
         depth: Number of batches to read ahead in a thread; 0 reads in `next`.
-        passes: Those of the dataset. With a position the number that had begun is loaded.
+        passes: The passes over the dataset; a loaded position sets the number of passes that have begun.
         namespace: The module of the batches' arrays, `numpy` or `cupy`.
-        numbered: Which dataset it is, for the next call's signature, which carries that and the position; None where
-            it carries nothing.
+        numbered: The number of the dataset, which the next call's signature contains, with the position; None where
+            it contains neither.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class DistributedIterator(Iterator[Any]):
         )
 
     def get_next_as_optional(self) -> OptionalBatch:
-        """Collective. This rank's next batch; at and after the end nothing, on all ranks alike."""
+        """Collective. This rank's next batch as an optional, which has no value at the end, on all ranks alike."""
         for batch in self:
             return OptionalBatch((batch,))
         return OptionalBatch(())
@@ -204,9 +204,8 @@ class DistributedIterator(Iterator[Any]):
             `seed_<k>`: the seed of each shuffle without a seed of the user's. `inner_seed_<k>`: for each `interleave`,
             the seed from which those of opened datasets follow. `batch_size`: the global one, where it is known and
             common. `passes`: the number of passes that have begun, where this is not the last one and the ranks share
-            the dataset. `readers`, only for files and under HINT:
-            the number of ranks that shared them. Other ranks finish the pass in the batches that those ranks would have
-            had together.
+            the dataset. `readers`, only for files and under HINT: the number of ranks that shared them. Another number
+            of ranks finishes the pass in the global batches that those ranks would have had.
         """
         share = self._share
         # How many passes a rank has made over a dataset of its own is its own affair; this is the same on every rank.
@@ -216,13 +215,12 @@ class DistributedIterator(Iterator[Any]):
         )
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """Local, but all ranks must call it. Go on where `state` was saved.
+        """Local, but all ranks must call it. Continue at the position of `state`.
 
         The dataset's next pass is the one after this, or after the last one that had begun.
 
         Raises:
-            ValueError: The state belongs to another pipeline, or counts in batches of another size and cannot be
-                converted.
+            ValueError: The state belongs to another pipeline, or counts batches of a size that cannot be converted.
         """
         share = self._share
         self._iteration, self._taken, readers, self._passes.count = load_position(

@@ -21,7 +21,7 @@ class ArraySpec:
     """Shape and dtype of one array of an element.
 
     Attributes:
-        shape: None stands for a length that differs between elements.
+        shape: The shape; None for a length that differs between elements.
         dtype: A NumPy dtype.
     """
 

@@ -39,9 +39,9 @@ def from_ranks(
     one after another, without gaps; and an empty message, the end. `MPI_Ssend` lets a sender wait for a reader that is
     slower; small messages of `MPI_Send` pile up in this rank's memory. `examples/coupled` has a sender in C.
 
-    The samples are this rank's own: `distribute_datasets_from_function` makes the dataset under a strategy. They come
-    once, from the ranks in turns, and cannot be read again after a restart. What is not read when the program ends is
-    received and dropped, so that senders end, too.
+    The samples are this rank's own: `distribute_datasets_from_function` makes the dataset under a strategy. They are
+    received once, from the ranks in turns, and cannot be read again after a restart. Samples that are not read when the
+    program ends are received and dropped, so that senders can end.
 
     Args:
         cls: The class of the dataset.
@@ -49,7 +49,7 @@ def from_ranks(
         communicator: The mpi4py intracommunicator that the messages use; default: all ranks of the job, which is
             `MPI_COMM_WORLD` for the other programs.
         tag: The tag of the messages, 0 or more; a tag for each dataset.
-        receives: Number of samples of each rank that are received ahead, whenever one is taken.
+        receives: Number of samples of each rank that are received ahead.
 
     Returns:
         A dataset of arrays, or of tuples of arrays where a sample has several. Its length is unknown.
@@ -106,5 +106,5 @@ class _Samples:
             yield [sample]
 
     def seeds(self) -> list[Seed]:
-        """Local. A seed that stands for the senders: ranks that share a dataset out compare it."""
+        """Local. A seed that identifies the senders: ranks that share a dataset compare it."""
         return [ShuffleSeed(0, use=f"samples that ranks {list(self.incoming.ranks)} send")]

@@ -36,10 +36,10 @@ def from_generator(
 ) -> D:
     """Local. A dataset of the elements that a generator function yields; its length is unknown.
 
-    The function is called in each pass, on every rank, and must yield the same elements in the same order. A pass goes
-    on from a saved position by calling it again and dropping the elements before. Every rank reads all elements.
-    `experimental_distribute_dataset` takes elements for global batches where their arrays all have the same first
-    dimension; a function that yields examples wants a `batch` behind it.
+    The function is called in each pass, on every rank, and must yield the same elements in the same order. To continue
+    a pass from a saved position, it is called again and the earlier elements are dropped. Every rank reads all
+    elements. `experimental_distribute_dataset` takes elements for global batches where their arrays all have the same
+    first dimension; call `batch` after a function that yields examples.
 
     >>> from mpidist.data import ArraySpec, Dataset
     >>> def numbers(count):
@@ -57,7 +57,8 @@ def from_generator(
         output_shapes: The structure of an element with a shape for each array; a size of None may be any. None instead
             of a shape or a structure means that nothing is checked. Only with `output_types`.
         args: Passed to `generator`, as arrays.
-        output_signature: The structure of an element with an `ArraySpec` for each array, instead of the two.
+        output_signature: The structure of an element with an `ArraySpec` for each array, instead of `output_types` and
+            `output_shapes`.
 
     Raises:
         TypeError: `generator` is not a function. While reading: an element has another structure or dtype.

@@ -22,7 +22,7 @@ def interleave(
     num_parallel_calls: int | None = None,
     deterministic: bool | None = None,
 ) -> D:
-    """Local. Make a dataset of each element, and give the elements of these datasets by turns.
+    """Local. Make a dataset of each element, and yield the elements of these datasets in turns.
 
     Over file names this step reads the files: under the policies AUTO and FILE rank r of n gets every n-th element,
     beginning with number r. Where the datasets are over arrays, a rank reads only its own rows of them.
@@ -33,7 +33,7 @@ def interleave(
             batch of a returned dataset counts as one example. The cardinality is known for `mpidist.data.read_npy`,
             `hdf5_reader(...)`, and a function with a method `count_examples(element)`.
         cycle_length: Number of datasets that are open at a time; with 1, None or AUTOTUNE they follow one another.
-        block_length: Number of elements that a dataset gives at its turn; None means 1.
+        block_length: Number of elements that a dataset yields in its turn; None means 1.
         num_parallel_calls: Kept for code written for tf.data; it changes nothing.
         deterministic: Kept for code written for tf.data. The order is always the same.
 
@@ -51,7 +51,7 @@ def interleave(
 
 
 def flat_map(dataset: D, map_func: Callable[..., Any]) -> D:
-    """Local. Make a dataset of each element, and give the elements of these datasets one dataset after another.
+    """Local. Make a dataset of each element, and yield the elements of one dataset after another.
 
     >>> from mpidist.data import Dataset
     >>> [int(x) for x in Dataset.range(4).flat_map(lambda x: Dataset.from_tensors(x).repeat(x))]

@@ -17,8 +17,8 @@ from mpidist.data.reading import element as elements
 def rebatch(dataset: D, batch_size: int | Sequence[int] | npt.NDArray[np.integer], drop_remainder: bool = False) -> D:
     """Local. Put the rows of elements, mostly examples of batches, into batches of another size.
 
-    As `unbatch`, then `batch`: elements need not be batches, but all their arrays have the same first dimension. Over
-    arrays only the row numbers of batches are moved.
+    It does what `unbatch` and then `batch` do: elements need not be batches, but all their arrays have the same first
+    dimension. Over arrays only the row numbers of batches are moved.
 
     >>> from mpidist.data import Dataset
     >>> [x.tolist() for x in Dataset.range(7).batch(4).rebatch([2, 1])]
@@ -32,7 +32,7 @@ def rebatch(dataset: D, batch_size: int | Sequence[int] | npt.NDArray[np.integer
 
     Raises:
         TypeError: A size is not an integer.
-        ValueError: A size is less than 1, or there is no size; or as for `unbatch`.
+        ValueError: A size is less than 1, or there is no size; see also `unbatch`.
     """
     given: list[Any] = list(batch_size) if isinstance(batch_size, (Sequence, np.ndarray)) else [batch_size]
     sizes = tuple(check_count("rebatch: `batch_size`", size, 1) for size in given)

@@ -87,7 +87,7 @@ def unique(dataset: D) -> D:
 
 
 def scan(dataset: D, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -> D:
-    """Local. Make an element of each element and of a state that goes from one to the next. Every rank reads all.
+    """Local. Make an element of each element and of a state that is passed from one to the next. Every rank reads all.
 
     Each pass begins with `initial_state`; so does each repetition of a `repeat` after it. A pass continues from a saved
     position by reading it again from its beginning, or from that of the repetition where the number of elements is

@@ -179,7 +179,7 @@ def sample_from_datasets(
     Args:
         datasets: Datasets of the same kind of elements, at least one. Either all have batches, or none.
         weights: One number per dataset, not negative: the probability that it is chosen next, up to a common factor. Or
-            a dataset of such vectors, one for each choice; it ends the result where it ends. None weighs all alike.
+            a dataset of such vectors, one for each choice; the result ends where it ends. None: equal weights.
         seed: The choices depend on it, never on the number of ranks. None draws a seed; a distributed dataset uses that
             of rank 0 on all ranks.
         stop_on_empty_dataset: End where a dataset without elements left is chosen; else another choice is made, until

@@ -118,8 +118,8 @@ def _piece(pipeline: Pipeline, readers: int, reader: int, item: Any) -> Any:
 def zip_datasets(*args: Any, datasets: Any = None) -> Any:
     """Local. A dataset of structures with one element of each dataset; it ends with the shortest of them.
 
-    Where some datasets have batches, the result has batches. Under a strategy a rank gets its piece of each batch, and
-    of each element with rows that an iterable or a generator gives, unless it has `batched=False`; and all of another
+    Where some datasets have batches, the result has batches. Under a strategy a rank gets its piece of each batch; of
+    elements of an iterable or a generator, too, if they have rows and `batched` is not False. It gets all of any other
     element.
 
     >>> from mpidist.data import Dataset
@@ -130,8 +130,8 @@ def zip_datasets(*args: Any, datasets: Any = None) -> Any:
     [4, 5, 6]
 
     Args:
-        args: Datasets, or one nested structure of tuples and dictionaries of them. A list counts as a tuple.
-        datasets: A nested structure, too, instead of `args`.
+        args: Datasets, or one nested structure of datasets in tuples and dictionaries. A list counts as a tuple.
+        datasets: Such a nested structure, instead of `args`.
 
     Raises:
         TypeError: An argument is not a dataset, there is none, or both arguments are given.
