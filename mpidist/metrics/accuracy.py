@@ -53,7 +53,7 @@ def Accuracy(name: str = "accuracy", dtype: npt.DTypeLike | None = None) -> Metr
     """Collective. Make a metric of the fraction of values in `y_pred` that equal those in `y_true`.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
@@ -66,7 +66,7 @@ def BinaryAccuracy(name: str = "binary_accuracy", dtype: npt.DTypeLike | None = 
     """Collective. Make a metric of the fraction of values where `y_pred > threshold` agrees with `y_true`, 0 or 1.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
         threshold: Between 0 and 1.
 
@@ -85,7 +85,7 @@ def CategoricalAccuracy(name: str = "categorical_accuracy", dtype: npt.DTypeLike
     """Collective. Make a metric of the fraction of examples whose highest score is at the class of one-hot `y_true`.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
@@ -101,7 +101,7 @@ def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy", dtype: 
     (batch, classes).
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:

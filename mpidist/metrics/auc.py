@@ -154,7 +154,7 @@ def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
         num_thresholds: At least 2, spaced evenly over [0, 1].
         curve: "ROC" (true over false positive rate) or "PR" (precision over recall).
         summation_method: "interpolation", "minoring" (from below) or "majoring" (from above).
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
         thresholds: Thresholds to use instead of evenly spaced ones; 0 and 1 are added.
         multi_label: Make one curve for each label, of arrays of shape (batch, `num_labels`); the result is the mean of

@@ -83,7 +83,7 @@ def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix", dtype: npt
 
     Args:
         num_classes: At least 1.
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:

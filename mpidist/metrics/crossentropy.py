@@ -28,7 +28,7 @@ class CrossentropyMeasure:
         labels: The kind of `y_true`. "binary": 0 or 1 for each prediction. "one-hot": the probability of each class.
             "sparse": class numbers.
         from_logits: Whether predictions are logits, and not probabilities.
-        label_smoothing: Labels lose so large a part of them, which all classes share.
+        label_smoothing: The part s of labels that is spread over all classes: `(1 - s) * y_true + s / classes`.
         ignore_class: Examples of this class do not count.
         axis: The dimension of the classes.
     """
@@ -137,10 +137,10 @@ def BinaryCrossentropy(
     counts as 1e-7 or 1 - 1e-7, where tf.keras rounds these to float32.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
         from_logits: Whether `y_pred` holds logits.
-        label_smoothing: From 0 to 1: labels come so much nearer to 0.5.
+        label_smoothing: A number s from 0 to 1: labels become `(1 - s) * y_true + s / 2`.
 
     Returns:
         The metric.
@@ -163,10 +163,10 @@ def CategoricalCrossentropy(
     by their sum; see `BinaryCrossentropy` for those of 0.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
         from_logits: Whether `y_pred` holds logits.
-        label_smoothing: From 0 to 1: labels lose so large a part, which all classes share.
+        label_smoothing: A number s from 0 to 1: labels become `(1 - s) * y_true + s / classes`.
         axis: The dimension of the classes.
 
     Returns:
@@ -193,7 +193,7 @@ def SparseCategoricalCrossentropy(
     of 0.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
         from_logits: Whether `y_pred` holds logits.
         ignore_class: Examples of this class number, which need not be one of `y_pred`, do not count, as in tf.keras;

@@ -82,20 +82,20 @@ def F1Score(
     `update_state(y_true, y_pred)` takes labels of 0 and 1, and predictions, both of shape (batch, classes).
 
     Args:
-        average: None gives an array with the score of each class. "macro" gives its mean, "weighted" that by the
-            weights of the positives, and "micro" the score of the sums over the classes.
-        threshold: Predictions above it are positive, a number above 0 and up to 1. None: the highest prediction of each
-            example is.
-        name: A name for people.
+        average: None gives an array with the score of each class, "macro" the mean of these scores, "weighted" their
+            mean weighted by the positives of each class, and "micro" the score of the sums over the classes.
+        threshold: A number above 0 and up to 1; predictions above it are positive. None: in each example the highest
+            prediction is positive.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
         num_classes: Number of classes; needed unless `average` is "micro". tf.keras takes it from the first batch; here
-            all ranks make the sums together before it.
+            all ranks make the sums together before the first batch.
 
     Returns:
         The metric.
 
     Raises:
-        ValueError: An unknown average, a threshold out of range, or no number of classes.
+        ValueError: The average is unknown, the threshold is out of range, or the number of classes is missing.
         TypeError: The threshold is no number.
     """
     if average is not None and average not in _AVERAGES:

@@ -73,7 +73,7 @@ def Mean(name: str = "mean", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. Make a metric of the mean of all values given to `update_state(values)`.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
@@ -86,7 +86,7 @@ def Sum(name: str = "sum", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. Make a metric of the sum of all values given to `update_state(values)`, each times its weight.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:

@@ -78,7 +78,7 @@ def MeanIoU(
 ) -> Metric:
     """Collective. Make a metric of the mean over classes of intersection over union.
 
-    That is the weight of true positives, divided by that of all true positives, false positives and false negatives.
+    That is the weight of true positives, divided by the weight of true positives, false positives and false negatives.
 
     `update_state(y_true, y_pred)` takes class numbers of one shape. Classes that neither occur nor are predicted do not
     count. With `sample_weight`, one for each value or each example, values count with their weight; weights are not
@@ -86,10 +86,10 @@ def MeanIoU(
 
     Args:
         num_classes: At least 1.
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
         ignore_class: Values whose `y_true` is this number, which need not be a class, do not count.
-        sparse_y_true: False: `y_true` has a dimension of classes, of which the highest counts.
+        sparse_y_true: If False, `y_true` has a dimension of classes, and the class with the highest value counts.
         sparse_y_pred: Likewise for `y_pred`.
         axis: The dimension of the classes.
 

@@ -20,7 +20,7 @@ from mpidist.variables.variable import BaseVariable
 
 
 class Measure(Protocol):
-    """The arithmetic of one metric, as sums that can be added over batches and replicas. It is pure.
+    """The arithmetic of one metric, as sums that can be added over batches and replicas. It has no state.
 
     A measure must not average: the mean of the ranks' means is wrong where ranks have different numbers of examples.
     It gives sums (of values and of weights, for example), and `compute` divides them when all are added up.
@@ -46,22 +46,22 @@ class Measure(Protocol):
 
 
 class Metric(FixedAttributes):
-    """The sums of one measure, kept per replica.
+    """Collective. The sums of one measure, kept per replica.
 
-    Collective. Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save. The variable
+    Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save. The variable
     is in host memory, also under a strategy on GPUs: `update_state` computes the sums of CuPy arrays on the GPU,
     waits for them, and copies only these few numbers.
 
     Args:
         measure: The arithmetic.
-        name: A name for people.
+        name: A name for display and errors.
         dtype: Floating dtype of the result, which is then a NumPy number; by default it is a Python float. The sums
             are always kept in float64: in float32 a count would stop growing at 2**24.
 
     Raises:
         ValueError: `dtype` is not a floating dtype.
         MismatchError: The metrics differ between ranks.
-        TypeError: The home of the variables makes no ON_READ variables.
+        TypeError: `measure` is no `Measure`, or the strategy makes no ON_READ variables.
     """
 
     _assignable = frozenset({"name"})
@@ -103,7 +103,7 @@ class Metric(FixedAttributes):
     def update_state(
         self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None, **named: npt.ArrayLike
     ) -> None:
-        """Local. Add a batch of this replica; an empty batch changes nothing.
+        """Local. Add a batch of this replica to the sums; an empty batch changes nothing.
 
         Args:
             values: The metric's arguments: `(values)` of a mean, `(y_true, y_pred)` of an accuracy; the weights may
@@ -121,7 +121,7 @@ class Metric(FixedAttributes):
         self.sums.accumulate(self.measure.contribution(*placed, sample_weight=weight))
 
     def result(self) -> Any:
-        """Collective. The metric of all data that the replicas have seen since `reset_state`."""
+        """Collective. The metric of all data given to `update_state` on all replicas since `reset_state`."""
         result = self.measure.compute(self.sums.aggregate())
         return result if self._dtype is None else np.asarray(result).astype(self._dtype)[()]
 
@@ -133,7 +133,7 @@ class Metric(FixedAttributes):
         return self.result()
 
     def reset_state(self) -> None:
-        """Local. Forget this replica's data. Call it on every rank: `result` adds up what each rank still has."""
+        """Local. Set this replica's sums to 0. Call it on every rank: `result` adds up the sums of all ranks."""
         self.sums.clear()
 
     def reset_states(self) -> None:
@@ -148,6 +148,7 @@ class Metric(FixedAttributes):
 
         Raises:
             ValueError: A metric has another kind or other arguments. Nothing is added then.
+            TypeError: `metrics` is no list of metrics.
         """
         if not isinstance(metrics, Iterable):
             raise TypeError(f"metric {self.name!r}: merge_state takes a list of metrics, got {metrics!r}. Use [metric]")

@@ -135,7 +135,7 @@ def Precision(
         top_k: Only the `top_k` highest predictions of an example can be positive. Without `thresholds` all of these
             are positive, and `y_pred` may hold any scores.
         class_id: Count only this class, an index of the last dimension.
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
@@ -160,7 +160,7 @@ def Recall(
         thresholds: See `Precision`.
         top_k: See `Precision`.
         class_id: See `Precision`.
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:

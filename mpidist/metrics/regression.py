@@ -44,7 +44,7 @@ def MeanSquaredError(name: str = "mean_squared_error", dtype: npt.DTypeLike | No
     """Collective. Make a metric of the mean of `(y_pred - y_true) ** 2`.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
@@ -57,7 +57,7 @@ def RootMeanSquaredError(name: str = "root_mean_squared_error", dtype: npt.DType
     """Collective. Make a metric of the square root of the mean of `(y_pred - y_true) ** 2`.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
@@ -70,7 +70,7 @@ def MeanAbsoluteError(name: str = "mean_absolute_error", dtype: npt.DTypeLike | 
     """Collective. Make a metric of the mean of `|y_pred - y_true|`.
 
     Args:
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:

@@ -68,7 +68,7 @@ def TopKCategoricalAccuracy(
 
     Args:
         k: At least 1.
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
@@ -87,7 +87,7 @@ def SparseTopKCategoricalAccuracy(
 
     Args:
         k: At least 1.
-        name: A name for people.
+        name: A name for display and errors.
         dtype: The dtype of the result; see `Metric`.
 
     Returns:
