@@ -22,10 +22,11 @@ LARGEST_SCALE = 2.0**126
 
 
 class LossScaleOptimizer(FixedAttributes):
-    """An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
+    """Local. An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
 
-    A step in which the sum of a gradient over all replicas is not finite is skipped on every rank and halves the scale;
-    `dynamic_growth_steps` updates in a row double it. Gradients of half precision are unscaled in float32.
+    If the sum of a gradient over all replicas is not finite, every rank skips the step and halves the scale; after
+    `dynamic_growth_steps` updates in a row the scale is doubled. Gradients of half precision are unscaled in float32.
+    Micikevicius and others, "Mixed precision training", 2018.
 
     Args:
         inner_optimizer: The optimizer that applies the unscaled gradients.
@@ -34,12 +35,12 @@ class LossScaleOptimizer(FixedAttributes):
         name: Shown in errors.
 
     Raises:
-        ValueError: A scale or number of steps out of range.
-        TypeError: No optimizer of this package, or no numbers.
+        ValueError: The scale or the number of steps is out of range.
+        TypeError: `inner_optimizer` is no optimizer of this package, or another argument is no number.
 
     Attributes:
-        dynamic_scale: The present scale, the same on every rank. It may be set, and so may `learning_rate`; setting
-            anything else is an AttributeError.
+        dynamic_scale: The present scale, the same on every rank. Only it and `learning_rate` may be set; to set another
+            attribute is an AttributeError.
     """
 
     minimize = Missing()
@@ -75,7 +76,7 @@ class LossScaleOptimizer(FixedAttributes):
 
     @property
     def learning_rate(self) -> float | Schedule:
-        """Local. That of the inner optimizer; it may be set."""
+        """Local. The learning rate of the inner optimizer; it may be set."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -88,12 +89,12 @@ class LossScaleOptimizer(FixedAttributes):
         return self.inner_optimizer.variables
 
     def scale_loss(self, loss: npt.ArrayLike) -> AnyArray:
-        """Local. The loss, or the gradient at which back-propagation starts, times the scale; its dtype stays.
+        """Local. Multiply the loss, or the gradient at which back-propagation starts, by the scale; its dtype stays.
 
         In float16 a scale above 65504 is infinite. The step is then skipped and the scale halved.
 
         Raises:
-            TypeError: It is no number, and no array of numbers.
+            TypeError: `loss` is no number, and no array of numbers.
         """
         try:
             with np.errstate(over="ignore"):
@@ -123,7 +124,7 @@ class LossScaleOptimizer(FixedAttributes):
         )
 
     def flush(self) -> None:
-        """Collective. Apply what was accumulated, or skip it; see `Optimizer.flush`."""
+        """Collective. Apply the accumulated gradients, or skip them; see `Optimizer.flush`."""
         self.inner_optimizer.flush_scaled(then=self._adjust)
 
     def _adjust(self, was_applied: bool) -> None:
@@ -157,10 +158,10 @@ class LossScaleOptimizer(FixedAttributes):
         }
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Collective. Take the state over; see `Optimizer.load_state`.
+        """Collective. Set the state; see `Optimizer.load_state`.
 
         Raises:
-            CheckpointError: The state of another kind of optimizer.
+            CheckpointError: The state is of another kind of optimizer.
         """
         expected = {"dynamic_scale", "good_steps", "inner"}
         if set(saved) != expected:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Optimizer(FixedAttributes):
-    """Applies a kernel to variables; the same on every rank.
+    """Local. Updates variables by a kernel, from the sums of their gradients; the same on every rank.
 
     Args:
         kernel: The arithmetic, for instance of `mpidist.optimizers.SGD`.
@@ -50,9 +50,9 @@ class Optimizer(FixedAttributes):
     Only these attributes, and `name`, may be set. To set another one, or one that does not exist, is an AttributeError.
 
     Attributes:
-        iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
-            updates. A schedule gets this number; a kernel gets the number of updates.
-        learning_rate: The constructor's argument, and may be set. Checkpoints hold a number, and not a schedule.
+        iterations: Number of calls of `apply_gradients` so far; with gradient accumulation also of the calls between
+            updates. A schedule gets this number, a kernel the number of updates.
+        learning_rate: The constructor's argument; it may be set. Checkpoints hold a number, and not a schedule.
     """
 
     minimize = Missing()
@@ -89,10 +89,10 @@ class Optimizer(FixedAttributes):
 
         Raises:
             MismatchError: The lists differ between ranks.
-            ValueError: Already built on other variables, no variables, or variables of another strategy; or one made
-                with `sparse_gradient=True`, and whole variables are needed: by LAMB, LARS, a moving average, or
-                gradient accumulation.
-            TypeError: Something that is no ON_WRITE variable.
+            ValueError: The optimizer was built on other variables; there are none; they are of another strategy; or
+                one was made with `sparse_gradient=True`, and LAMB, LARS, a moving average or gradient accumulation
+                needs whole variables.
+            TypeError: An element is no ON_WRITE variable.
         """
         self._build(variables)
 
@@ -127,8 +127,8 @@ class Optimizer(FixedAttributes):
             One array per variable, of its shape and dtype.
 
         Raises:
-            ValueError: A variable made with `sparse_gradient=True`, whose gradients are `IndexedSlices`; or one that
-                the optimizer was not built on.
+            ValueError: A variable was made with `sparse_gradient=True` (its gradients are `IndexedSlices`), or the
+                optimizer was not built on it.
         """
         wanted = listed(variables, "variables", self.name)
         plan = self._plan or self._build(wanted)
@@ -146,22 +146,21 @@ class Optimizer(FixedAttributes):
 
         Args:
             grads_and_vars: Pairs (gradient, variable). A gradient is this replica's: an array in the shape of the
-                variable, or `IndexedSlices` of it, in which a row that is named twice counts twice. None, on every
-                rank, leaves the variable alone. For a variable made with `sparse_gradient=True` it is `IndexedSlices`
-                with any number of rows on each rank, and only rows that some rank names are updated, decayed and
-                clipped.
-            skip_gradients_aggregation: The gradients are sums over all replicas already, and the same on every rank,
-                as those of `Strategy.gradients` are: nothing is summed. In node memory the gradients of the node's
-                first rank count.
+                variable, or `IndexedSlices` of it, in which a repeated row counts each time. None, on every rank, does
+                not change the variable. For a variable made with `sparse_gradient=True` it is `IndexedSlices` with any
+                number of rows on each rank, and only rows that occur on some rank are updated, decayed and clipped.
+            skip_gradients_aggregation: Whether the gradients are already sums over all replicas, the same on every
+                rank, as those of `Strategy.gradients` are. They are not summed again. In node memory the gradients of
+                the node's first rank count.
 
         Raises:
-            ValueError: No gradient at all, another shape, or a variable the optimizer was not built on.
-            TypeError: No list of pairs, a dtype that does not cast, or a dense gradient where a sparse one was
+            ValueError: There is no gradient, one has another shape, or the optimizer was not built on a variable.
+            TypeError: There is no list of pairs, a dtype does not cast, or a gradient is dense where a sparse one was
                 declared.
             MismatchError: The ranks pass gradients for other variables; under `CommunicationOptions(check=True)` also
                 other values with `skip_gradients_aggregation`.
             OverflowError: State has become infinite; on every rank, and at each call until state is restored.
-            RuntimeError: Inside the function of `Strategy.gradients`, where a rank has several replicas.
+            RuntimeError: The call is inside `Strategy.gradients`, where a rank has several replicas.
         """
         self._apply(grads_and_vars, None, None, is_summed=skip_gradients_aggregation)
 
@@ -169,17 +168,17 @@ class Optimizer(FixedAttributes):
         self, grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]], scale: float, *,
         skip_gradients_aggregation: bool = False, then: Then = None,
     ) -> bool | None:
-        """Collective. As `apply_gradients`, of a loss that was multiplied by `scale`, unless one is not finite.
+        """Collective. Apply the gradients of a loss that was multiplied by `scale`, if all of them are finite.
 
         If an element of the sums over all replicas is not finite, or its square is not finite in float64, no variable
-        and no state changes, on any rank. Accumulated calls are then forgotten, and `iterations` is what it was before
-        them.
+        and no state changes, on any rank. Accumulated calls are then discarded, and `iterations` has its value from
+        before them.
 
         Args:
             grads_and_vars: Pairs (gradient, variable).
             scale: The same on every rank.
             skip_gradients_aggregation: See `apply_gradients`.
-            then: Called with the result before an interrupt can come, unless the call only accumulates.
+            then: Called with the result before an interrupt is possible, unless the call only accumulates.
 
         Returns:
             Whether the variables were updated, the same on every rank; None for a call that only accumulates.
@@ -196,16 +195,16 @@ class Optimizer(FixedAttributes):
     def flush(self) -> None:
         """Collective. With gradient accumulation, update by the mean over the calls made since the last update.
 
-        It counts as one update: `iterations` then is what it would be after all calls. Without calls nothing happens.
+        It is one update: `iterations` becomes what it would be after all calls. Without such calls nothing happens.
 
         Raises:
-            MismatchError: The ranks have made other numbers of calls, or have gradients for other variables.
+            MismatchError: The ranks differ in the number of calls, or in the variables that have gradients.
             ValueError: None of the calls had a gradient.
         """
         self.flush_scaled(must_be_finite=False)
 
     def flush_scaled(self, *, must_be_finite: bool = True, then: Then = None) -> bool | None:
-        """Collective. As `flush`, and as `apply_scaled_gradients`; returns None where there were no calls."""
+        """Collective. `flush` for `apply_scaled_gradients`, with its result; None if there were no calls."""
         context.require_collectives()
         then, finite = callback(then, self.name), flag("must_be_finite", must_be_finite)
         plan, count = self._plan, self.iterations % self._accumulated
@@ -228,7 +227,7 @@ class Optimizer(FixedAttributes):
         """Collective. Set variables to their moving average; nothing without `use_ema` or before the first update.
 
         Args:
-            variables: Some of the optimizer's, by default all.
+            variables: Some of the optimizer's variables; default: all.
         """
         chosen: Iterable[int] = self._numbers.values()
         if variables is not None:
@@ -323,21 +322,21 @@ class Optimizer(FixedAttributes):
 
     @property
     def may_lack(self) -> frozenset[str]:
-        """Local. Entries of the state that checkpoints of earlier versions, and of other options, do not have."""
+        """Local. Entries of the state that are missing in checkpoints of earlier versions and of other options."""
         return frozenset({RATE, MASTER_COPY, *self._older})
 
     @property
     def plan(self) -> UpdatePlan | None:
-        """Local. The plan that its variables' home has made for it; None before `build`."""
+        """Local. The update plan that the home of its variables has made; None before `build`."""
         return self._plan
 
     @property
     def built_on(self) -> Sequence[BaseVariable]:
-        """Local. The variables that it updates, by whose numbers its state is; none before `build`."""
+        """Local. The variables that it updates; their numbers are those of its state. None before `build`."""
         return () if self._plan is None else self._plan.variables
 
     def state(self) -> dict[str, Any]:
-        """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
+        """Local. The tree that a checkpoint stores, with each rank's errors of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
         if not callable(self.learning_rate):
             tree[RATE] = rate_at(self.learning_rate, self.iterations, self.name)
@@ -352,14 +351,14 @@ class Optimizer(FixedAttributes):
         return tree
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Collective. Take the state over from a checkpoint, or keep it for `build`, which then reads it.
+        """Collective. Set the state to that of a checkpoint, or keep that for `build`, which then reads it.
 
-        Each variable gets what was saved under its path. A learning rate that was a number when it was saved takes the
-        place of one that is a number now; a schedule stays. Errors of compressed gradients come back on any number of
-        ranks; see `CompressionErrors`.
+        Each variable gets what was saved under its path. A saved learning rate replaces the present one if both are
+        numbers; a schedule stays. Errors of compressed gradients are restored on any number of ranks; see
+        `CompressionErrors`.
 
         Raises:
-            CheckpointError: The state of another kind of optimizer, of other variables, or of other shapes.
+            CheckpointError: The state is of another kind of optimizer, of other variables, or of other shapes.
         """
         def look() -> tuple[int, float | Schedule]:
             names = {name for name in renewed(saved, self._older) if name != RATE and not name.startswith(COMPRESSION)}

@@ -17,7 +17,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class _Stairs:
-    """The arguments of the decays that may go in stairs."""
+    """The arguments of the decays that have a `staircase`."""
 
     initial_learning_rate: float
     decay_steps: float
@@ -42,10 +42,14 @@ class ExponentialDecay(_Stairs):
     """`initial_learning_rate * decay_rate ** (step / decay_steps)`.
 
     Attributes:
-        initial_learning_rate: At step 0.
+        initial_learning_rate: The rate at step 0.
         decay_steps: Number of steps in which `decay_rate` multiplies the rate once.
         decay_rate: The factor.
         staircase: Round `step / decay_steps` down.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is no number.
     """
 
     def __call__(self, step: int) -> float:
@@ -59,10 +63,14 @@ class InverseTimeDecay(_Stairs):
     """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`.
 
     Attributes:
-        initial_learning_rate: At step 0.
+        initial_learning_rate: The rate at step 0.
         decay_steps: Number of steps in which the divisor grows by `decay_rate`.
-        decay_rate: The growth.
+        decay_rate: The growth of the divisor.
         staircase: Round `step / decay_steps` down.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is no number.
     """
 
     def __call__(self, step: int) -> float:
@@ -75,12 +83,16 @@ class PolynomialDecay:
     """A power of the steps that are left, from `initial_learning_rate` to `end_learning_rate`, then constant.
 
     Attributes:
-        initial_learning_rate: At step 0.
+        initial_learning_rate: The rate at step 0.
         decay_steps: Number of steps until the decay ends.
         end_learning_rate: The rate at the end.
         power: 1 makes a straight line.
         cycle: Begin again, instead of a constant rate: after the end the decay takes the smallest multiple of
             `decay_steps` that is not less than the step.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is no number.
     """
 
     initial_learning_rate: float
@@ -107,16 +119,20 @@ class PolynomialDecay:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """Half a cosine from `initial_learning_rate` to `alpha` times it, then constant; with a line upwards before it.
+    """Half a cosine from `initial_learning_rate` to `alpha` times it, then constant; optionally a linear warmup first.
 
     Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017.
 
     Attributes:
-        initial_learning_rate: At step 0.
+        initial_learning_rate: The rate at step 0.
         decay_steps: Number of steps from the beginning of the decay to its end.
         alpha: The final rate as a fraction of that at which the decay begins.
-        warmup_target: The rate reaches it on a straight line, and the decay begins there; None: there is no such line.
-        warmup_steps: Number of steps of the line.
+        warmup_target: The rate at the end of a linear warmup, where the decay begins; None: there is no warmup.
+        warmup_steps: Number of steps of the warmup.
+
+    Raises:
+        ValueError: An argument is out of range, or there are `warmup_steps` and no `warmup_target`.
+        TypeError: An argument is no number.
     """
 
     initial_learning_rate: float
@@ -152,16 +168,20 @@ class CosineDecay:
 
 @dataclass(frozen=True)
 class CosineDecayRestarts:
-    """Half a cosine again and again, each period longer and lower than the one before.
+    """Half a cosine in each of many periods, which become longer and lower by constant factors.
 
     Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017.
 
     Attributes:
-        initial_learning_rate: At step 0.
+        initial_learning_rate: The rate at step 0.
         first_decay_steps: Number of steps in the first period.
-        t_mul: The length of a period by that of the one before, at least 1.
-        m_mul: The height of a period by that of the one before.
+        t_mul: Ratio of the length of a period to that of the previous one, at least 1.
+        m_mul: Ratio of the height of a period to that of the previous one.
         alpha: The least rate as a fraction of the initial one.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is no number.
     """
 
     initial_learning_rate: float
@@ -207,6 +227,10 @@ class PiecewiseConstantDecay:
     Attributes:
         boundaries: Increasing steps.
         values: One more than boundaries.
+
+    Raises:
+        ValueError: `boundaries` do not increase, or a number of `values` does not fit or is out of range.
+        TypeError: An argument is no number, or no list of numbers.
     """
 
     boundaries: tuple[float, ...]
@@ -231,13 +255,17 @@ class PiecewiseConstantDecay:
 
 @dataclass(frozen=True)
 class LinearWarmup:
-    """A straight line from 0 to the rate of another schedule during the first steps.
+    """A linear warmup: a straight line from 0 to the rate of another schedule during the first steps.
 
     Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
 
     Attributes:
         warmup_steps: Length of the line.
-        after: The rate, or the schedule, that is reached; a schedule counts steps from the beginning.
+        after: The rate, or the schedule, after the warmup; a schedule counts steps from step 0 of the training.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: An argument is no number, or `after` no schedule.
     """
 
     warmup_steps: int

@@ -74,20 +74,21 @@ def Adadelta(
     name: str = "Adadelta",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Adadelta. The paper uses a rate of 1.
+    """Local. Make an Adadelta optimizer (Zeiler 2012). The paper uses a rate of 1.
 
     Args:
         learning_rate: A number or a schedule.
         rho: Decay of both means, below 1.
         epsilon: Added before the roots are taken, above 0.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(rho=rho)
     positive(epsilon=epsilon)

@@ -67,7 +67,7 @@ def Adagrad(
     name: str = "Adagrad",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Adagrad.
+    """Local. Make an Adagrad optimizer (Duchi, Hazan and Singer 2011).
 
     `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. The two differ where squares are
     not large against `epsilon`.
@@ -76,14 +76,15 @@ def Adagrad(
         learning_rate: A number or a schedule.
         initial_accumulator_value: The sums of squares begin with it.
         epsilon: Added to the root; must not be 0 where the sums begin with 0.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     positive(initial_accumulator_value=initial_accumulator_value, epsilon=epsilon)
     if not initial_accumulator_value and not epsilon:

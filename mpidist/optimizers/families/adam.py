@@ -103,7 +103,7 @@ def Adam(
     name: str = "Adam",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Adam.
+    """Local. Make an Adam optimizer (Kingma and Ba 2015; AMSGrad: Reddi, Kale and Kumar 2018).
 
     `epsilon` is added to the root of the corrected second moment, as in the paper's algorithm and in PyTorch. Keras
     adds it to the uncorrected root: there `epsilon * sqrt(1 - beta_2**step)` does what `epsilon` does here.
@@ -114,14 +114,15 @@ def Adam(
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
         amsgrad: Divide by the root of the largest second moment so far, which another slot keeps.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon)
@@ -140,7 +141,7 @@ def AdamW(
     name: str = "AdamW",
     **options: Unpack[OptionKeywordsButDecay],
 ) -> Optimizer:
-    """Local. Adam with decoupled weight decay; see `Adam` for `epsilon`.
+    """Local. Make an Adam optimizer with decoupled weight decay (Loshchilov and Hutter 2019); see `Adam` for `epsilon`.
 
     Args:
         learning_rate: A number or a schedule.
@@ -149,14 +150,15 @@ def AdamW(
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
         amsgrad: Divide by the root of the largest second moment so far, which another slot keeps.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon, weight_decay=weight_decay)

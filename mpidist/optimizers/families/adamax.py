@@ -70,7 +70,7 @@ def Adamax(
     name: str = "Adamax",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Adam with the largest magnitude of gradients, which decays, in the place of the root of their squares.
+    """Local. Make an Adamax optimizer (Kingma and Ba 2015, section 7): Adam with a decayed maximum of `|gradient|`.
 
     `epsilon` is added to that magnitude when it divides, as in Keras; PyTorch adds it to each gradient's.
 
@@ -79,14 +79,15 @@ def Adamax(
         beta_1: Decay of the first moment, below 1.
         beta_2: Decay of the largest magnitude, below 1.
         epsilon: Added to the denominator, above 0.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon)

@@ -99,7 +99,7 @@ def Ftrl(  # noqa: PLR0913  # the arguments of tf.keras
     name: str = "Ftrl",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. FTRL-proximal.
+    """Local. Make an FTRL-proximal optimizer (McMahan and others 2013).
 
     Args:
         learning_rate: A number or a schedule.
@@ -109,14 +109,15 @@ def Ftrl(  # noqa: PLR0913  # the arguments of tf.keras
         l2_regularization_strength: At least 0.
         l2_shrinkage_regularization_strength: At least 0; acts on the gradient alone.
         beta: At least 0.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     strengths = FtrlKernel(
         learning_rate_power, initial_accumulator_value, l1_regularization_strength, l2_regularization_strength,

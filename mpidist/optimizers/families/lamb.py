@@ -88,21 +88,24 @@ def LAMB(
     name: str = "LAMB",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. LAMB. `weight_decay` is decoupled, as in Keras. The norm is that of the decayed variable.
+    """Local. Make a LAMB optimizer (You and others 2020).
+
+    `weight_decay` is decoupled, as in Keras. The norm is that of the decayed variable.
 
     Args:
         learning_rate: A number or a schedule.
         beta_1: Decay of the first moment, below 1.
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the root.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon)

@@ -91,7 +91,7 @@ def LARS(
     name: str = "LARS",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. LARS, with the argument names of TensorFlow's model garden.
+    """Local. Make a LARS optimizer (You, Gitman and Ginsburg 2017), with the arguments of TensorFlow's model garden.
 
     Args:
         learning_rate: A number or a schedule.
@@ -99,14 +99,15 @@ def LARS(
         weight_decay_rate: Enters the gradient and the ratio of norms; `weight_decay` is decoupled from both.
         eeta: The trust coefficient: the length of a variable's step as a fraction of the variable's norm.
         nesterov: Nesterov momentum; needs `momentum`.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     share(momentum=momentum)
     positive(weight_decay_rate=weight_decay_rate, eeta=eeta)

@@ -65,20 +65,21 @@ def Lion(
     name: str = "Lion",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Lion.
+    """Local. Make a Lion optimizer (Chen and others 2023).
 
     Args:
         learning_rate: A number or a schedule.
         beta_1: Weight of the momentum in the step, below 1.
         beta_2: Decay of the momentum, below 1.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     return Optimizer(LionKernel(beta_1, beta_2), learning_rate, name=name, **options)

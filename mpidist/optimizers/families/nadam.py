@@ -97,21 +97,22 @@ def Nadam(
     name: str = "Nadam",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Adam with Nesterov momentum, as in Keras; PyTorch's momentum grows more slowly.
+    """Local. Make a Nadam optimizer (Dozat 2016), as in Keras; PyTorch's momentum grows more slowly.
 
     Args:
         learning_rate: A number or a schedule.
         beta_1: Decay of the first moment, below 1.
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon)

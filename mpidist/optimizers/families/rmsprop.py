@@ -102,7 +102,7 @@ def RMSprop(
     name: str = "RMSprop",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. RMSprop.
+    """Local. Make an RMSprop optimizer (Tieleman and Hinton 2012; centered: Graves 2013).
 
     `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. The two differ where squares are
     not large against `epsilon`.
@@ -113,14 +113,15 @@ def RMSprop(
         momentum: The momentum of the steps, 0 to 1.
         epsilon: Added to the root.
         centered: Divide by the deviation instead: another mean is kept.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: A hyperparameter out of range.
+        ValueError: A hyperparameter is out of range.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     fraction(rho=rho)
     share(momentum=momentum)

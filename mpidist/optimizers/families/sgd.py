@@ -75,13 +75,13 @@ def SGD(
     name: str = "SGD",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Gradient descent with momentum: `m = momentum * m + rate * g; p -= m`, as in Keras.
+    """Local. Make an optimizer of gradient descent with momentum: `m = momentum * m + rate * g; p -= m`, as in Keras.
 
     Args:
         learning_rate: A number or a schedule.
         momentum: 0 to 1.
         nesterov: Nesterov momentum, `p -= momentum * m + rate * g`; needs `momentum`.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
