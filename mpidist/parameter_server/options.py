@@ -13,17 +13,21 @@ _DEFAULT_HEAP_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The memory of parameter servers, and the way to them.
+    """Options of parameter servers: their memory, and the transport to them.
 
     Attributes:
-        heap_bytes: The heap of each server. It holds two copies of each variable, the optimizer's state of it, and the
-            slots: in all twice the variables, the state, and 2 x (workers + 1) x slot_bytes.
-        slot_bytes: What one closure may push to one server. Default: all slots take half of the heap.
-        window: The way by which ranks reach each other's memory.
-        copy_bytes: What a server copies at most while it saves a checkpoint, of what updates change before it is
-            saved; then they wait.
+        heap_bytes: Bytes of the heap of each server. It holds two copies of each variable, its optimizer's state, and
+            the slots: in all twice the variables, the state, and 2 x (workers + 1) x slot_bytes.
+        slot_bytes: Bytes that one closure may push to one server. Default: all slots take half of the heap.
+        window: Options of the transport.
+        copy_bytes: While a checkpoint is saved, a server copies values that updates change before they are saved: at
+            most this many bytes; then updates wait.
         consistency: "whole": a function reads one version of a variable. "relaxed": a read may have parts of two
             versions, and never waits for a server whose variable changes all the time.
+
+    Raises:
+        ValueError: An option is out of range.
+        TypeError: An option has a wrong type.
     """
 
     heap_bytes: int = _DEFAULT_HEAP_BYTES
@@ -45,14 +49,14 @@ class ServerOptions:
 
 
 class Pace(NamedTuple):
-    """The distance that updates may be apart; see `ParameterServerStrategy`."""
+    """The limits on the order of updates; see `ParameterServerStrategy`."""
 
     staleness: int | None = None
     synchronous: bool = False
     backup_workers: int = 0
 
     def require_workers(self, count: int) -> None:
-        """Local. Raise an error if there are not workers enough.
+        """Local. Raise an error if there are not enough workers.
 
         Args:
             count: The number of workers.
@@ -68,7 +72,7 @@ class Pace(NamedTuple):
 
 
 def pace_of(staleness: int | None, synchronous: bool, backup_workers: int) -> Pace:
-    """Local. Check what the user has given.
+    """Local. Check the user's arguments.
 
     Args:
         staleness: See `ParameterServerStrategy`.

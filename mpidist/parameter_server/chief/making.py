@@ -53,7 +53,7 @@ class VariableMaker:
 
         Args:
             place: Its place.
-            name: For people.
+            name: A name for display and errors.
             value: Its value, of the place's shape, which is converted to its dtype; None for a number.
             fill: This number.
 

@@ -24,7 +24,7 @@ class Cell(NamedTuple):
     """A new variable in one place.
 
     Attributes:
-        name: For people.
+        name: A name for display and errors.
         dtype: The dtype of the variable.
         make: Gives its initial value, which may have another dtype, or how its server makes it.
     """

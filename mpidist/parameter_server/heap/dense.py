@@ -29,7 +29,7 @@ class HeapVariable:
     Args:
         memory: The heap.
         place: The place of the variable.
-        name: For people.
+        name: A name for display and errors.
 
     Attributes:
         place, name: The constructor's argument.

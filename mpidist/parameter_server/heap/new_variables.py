@@ -32,7 +32,7 @@ class NewVariable(NamedTuple):
 
     Attributes:
         place: Its place.
-        name: For people.
+        name: A name for display and errors.
         fill: The number that is everywhere.
         value: The bytes of another value, or how to make it.
     """

@@ -27,7 +27,7 @@ class HeapTable(HeapVariable):
     Args:
         memory: The heap.
         place: The place of the table.
-        name: For people.
+        name: A name for display and errors.
 
     Attributes:
         rows: The rows of shape (rows, width).

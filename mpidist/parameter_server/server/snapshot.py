@@ -152,9 +152,9 @@ class Cutting:
 
 
 class Saver:
-    """Saves a cut in a thread of its own.
+    """Local. Saves a cut in a thread of its own.
 
-    Local. Args:
+    Args:
         save: What to save.
         variables: The variables of this server, by number.
         cutting: The state of this server; nobody else uses it before `done`.

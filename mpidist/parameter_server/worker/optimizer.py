@@ -286,7 +286,7 @@ class WorkerOptimizer(Optimizer):
 
     Args:
         kernel: The arithmetic.
-        name: For people.
+        name: A name for display and errors.
         builder: Builds it.
         key: The number by which to ask for it, where the coordinator has not built it; 0 where it has.
         options: See `Optimizer`.

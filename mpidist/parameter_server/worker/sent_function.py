@@ -33,7 +33,7 @@ class _Name(NamedTuple):
     """A name that a function uses, and what it was bound to.
 
     Attributes:
-        name: For people.
+        name: A name for display and errors.
         get: Gives what it is bound to now.
         bind: Binds it to something.
         value: What it was bound to.
