@@ -40,17 +40,17 @@ _NEEDS_CROSS_REPLICA = (
 
 
 class Strategy(Resource, FixedAttributes):
-    """A way to distribute a program. Every rank runs the same program, and each rank is one replica.
+    """Collective. A way to distribute a program. Every rank runs the same program, and each rank is one replica.
 
-    `close()`, or the end of `with ...Strategy() as strategy:`, gives its communicators and memory back; the values of
+    `close()`, or the end of `with ...Strategy() as strategy:`, releases its communicators and memory; the values of
     variables can still be read. A program that makes one strategy needs neither.
 
-    Collective. Args:
-        replicas: The strategy's ranks, and the ways they communicate. The strategy closes them, and its home.
-        home: Where the variables live that are made in its scope.
-        cluster_resolver: Describes the cluster.
+    Args:
+        replicas: The strategy's ranks and their collectives. The strategy closes them, and its home.
+        home: The home of the variables that are made in its scope: it stores and updates them.
+        cluster_resolver: The resolver that describes the cluster.
         device: The device that the program has named for this rank.
-        namespace: The module of the arrays with which a replica computes: batches are `numpy`'s, or `cupy`'s.
+        namespace: The module of the arrays with which a replica computes, `numpy` or `cupy`.
 
     Raises:
         TypeError: An argument has another type.
@@ -120,7 +120,7 @@ class Strategy(Resource, FixedAttributes):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Local. Number of replicas over which gradients are summed: of ranks."""
+        """Local. Number of replicas over which gradients are summed: the number of ranks."""
         return self.communicator.size
 
     @property
@@ -147,7 +147,7 @@ class Strategy(Resource, FixedAttributes):
 
     @contextmanager
     def cross_replica(self) -> Iterator[None]:
-        """Local. Enter cross-replica context without asking where from; users call `scope`."""
+        """Local. Enter cross-replica context from any context, for the library; users call `scope`."""
         context.push(self._cross_entry)
         try:
             yield
@@ -170,7 +170,7 @@ class Strategy(Resource, FixedAttributes):
             fn: The program of one replica.
             args: Its arguments: this rank's components.
             kwargs: Its keyword arguments.
-            options: Has no effect. It is there for code written for tf.distribute.
+            options: Kept for code written for tf.distribute; it changes nothing.
 
         Returns:
             The value that `fn` returns: a plain value, this rank's component.
@@ -202,7 +202,7 @@ class Strategy(Resource, FixedAttributes):
                 on every rank; else they may differ along `axis`, and may be 0 there. The rows of `IndexedSlices`
                 are put one after another in the order of the ranks, under MEAN divided by their number.
             axis: None combines element by element. One or several dimensions are reduced within the components
-                first; MEAN then divides by the number of elements that there really are.
+                first; MEAN then divides by the number of elements of all components.
 
         Returns:
             The same structure. MEAN of integers is float64; else the dtype stays. Python ints give int64.
@@ -272,7 +272,7 @@ class Strategy(Resource, FixedAttributes):
 
     @property
     def numerics(self) -> NumericsRecord:
-        """Local. A record of everything else that the bits of `gradients` depend on; a checkpoint can hold it."""
+        """Local. A record of everything else on which the bits of `gradients` depend; a checkpoint can hold it."""
         return self._logical.numerics
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -316,7 +316,7 @@ class Strategy(Resource, FixedAttributes):
         return (value,)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], T]) -> T:
-        """Local. This rank's component: `value_fn` called with the place of this replica."""
+        """Local. This rank's component: the result of `value_fn`, called with the number of this replica."""
         require_call(value_fn, (), None)
         return value_fn(ValueContext(self.communicator.rank, self.num_replicas_in_sync))
 

@@ -37,24 +37,24 @@ class CentralStorageExtended(StrategyExtended):
 
 
 class CentralStorageStrategy(Strategy):
-    """Every rank is a replica. Variables are stored once on each node, and updates are aggregated before they are made.
+    """Collective. Every rank is a replica. Each node stores the variables once, and applies aggregated updates.
 
     On CPUs it stores and updates variables as `MirroredStrategy` does, with the same bits. Where several ranks compute
     on GPUs, variables, gradients and the state of optimizers stay in host memory, and the CPUs update them: `value()`
-    of a variable is a copy on the rank's GPU inside `run`, made once between two updates. A variable that replicas
+    of a variable inside `run` is a copy on the rank's GPU, made once between two updates. A variable that replicas
     write inside `run` needs an aggregation, as in tf.distribute.
 
-    Collective. Args:
+    Args:
         compute_devices: See `devices` of `MirroredStrategy`.
-        parameter_device: Where the variables are: "cpu:0", or, of a single rank, the GPU on which it computes, which
-            is the default there.
-        nodes: "one" takes the ranks of one node. "all" takes those of any number of nodes, with one copy on each.
+        parameter_device: The device that stores the variables: "cpu:0", or, for a single rank, the GPU on which it
+            computes, which is then the default.
+        nodes: "one" takes the ranks of one node, "all" those of any number of nodes, with one copy on each.
         communicator: An mpi4py communicator of the replicas; default: all ranks of the job.
-        communication_options: The way the ranks communicate.
+        communication_options: Options of the communication.
 
     Raises:
-        ValueError: The ranks are on several nodes and `nodes` is "one", a device is wrong, arguments contradict the
-            options, or `nodes` is something else.
+        ValueError: The ranks are on several nodes and `nodes` is "one", `nodes` is neither "one" nor "all", a device
+            does not fit, or arguments contradict the options.
         TypeError: An argument has another type.
         OSError: There is too little shared memory for the variables, when they are made.
         MismatchError: Ranks pass different arguments.

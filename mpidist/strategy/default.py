@@ -301,16 +301,16 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 class Variable(ABC):  # noqa: B024  # for `register`
-    """An array that all replicas of the current strategy share.
+    """Collective in a strategy's scope, else Local. An array that all replicas of the current strategy share.
 
-    Collective in a strategy's scope: every rank must make the same variables in the same order. The value is the first
-    replica's. Outside any scope the variable belongs to this process alone. All variables are instances of this class;
+    Every rank must make the same variables in the same order. The value is the first replica's. Outside any scope the
+    variable belongs to this process alone. All variables are instances of this class;
     `mpidist.variables.variable.BaseVariable` documents their methods.
 
     Args:
         initial_value: An array, a number, nested lists, or a function without arguments that returns one of them.
         trainable: Whether the variable is trainable; default True. ON_READ variables are not.
-        name: A name for people. If it is given it must be the same on every rank.
+        name: A name for display, which must be the same on every rank if it is given.
         dtype: Default: the array's own dtype; Python floats become float32, ints int32.
         synchronization: ON_WRITE (or AUTO): one value for all replicas. ON_READ: each replica has its own value.
         aggregation: The way to combine the replicas' values.
@@ -320,13 +320,12 @@ class Variable(ABC):  # noqa: B024  # for `register`
             gradient, as in PyTorch's `SparseAdam`. Plain SGD and Adagrad give the same results as with dense gradients.
             tf.Variable has no such argument.
         shape: The shape of the variable. With it a function that makes the initial value may make it shard by shard,
-            where a `ParameterServerStrategy` cuts the variable: one with a parameter `shard_info` gets the shard's
-            `shape` and
-            `offset`, one with `partition_shape` and `partition_offset` gets these. Give the `dtype`, too.
+            where a `ParameterServerStrategy` cuts the variable: a function with a parameter `shard_info` gets the
+            shard's `shape` and `offset`, one with `partition_shape` and `partition_offset` gets these. Give the
+            `dtype`, too.
 
     Raises:
-        MismatchError: The shape, the dtype, a name that was given, or another argument but the value differs between
-            ranks.
+        MismatchError: The shape, the dtype, a given name, or another argument except the value differs between ranks.
         ValueError: The arguments do not fit together.
         TypeError: The initial value does not hold numbers.
 

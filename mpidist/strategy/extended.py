@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class StrategyExtended(Resource):
-    """The methods of a strategy for library code; each strategy has one object, its `extended`, and closes it.
+    """Local. The methods of a strategy for library code; each strategy has one object, its `extended`, and closes it.
 
     Args:
         container_strategy: The strategy.
@@ -55,7 +55,7 @@ class StrategyExtended(Resource):
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Collective. Combine a value over all replicas, as `strategy.reduce` with `axis=None`; all get the result.
+        """Collective. Combine a value over all replicas as `strategy.reduce` does with `axis=None`; all get the result.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
@@ -96,7 +96,7 @@ class StrategyExtended(Resource):
 
         Raises:
             ValueError: An element is not a pair.
-            TypeError: There is no list.
+            TypeError: `value_destination_pairs` is no list.
         """
         if not isinstance(value_destination_pairs, (list, tuple)):
             raise TypeError(
@@ -135,8 +135,8 @@ class StrategyExtended(Resource):
             in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
 
         Returns:
-            A handle. Every replica must call its `wait()`, which returns the result. Any number of calls may be under
-            way; they are done in the order in which they were begun, which must be the same on all replicas.
+            A handle. Every replica must call its `wait()`, which returns the result. Any number of calls may be
+            pending; they are performed in the order in which they began, which must be the same on all replicas.
 
         Raises:
             TypeError, ValueError: See `Collective.all_reduce`.
@@ -282,7 +282,7 @@ class StrategyExtended(Resource):
     def should_checkpoint(self) -> bool:
         """Local. Whether this rank is the first replica, which writes checkpoints.
 
-        Do not branch by it: all ranks must call `Checkpoint.save`.
+        Do not put `Checkpoint.save` under this condition: all ranks must call it.
         """
         return self._owner.communicator.rank == 0
 

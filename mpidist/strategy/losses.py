@@ -29,19 +29,19 @@ def compute_average_loss(
 ) -> Any:
     """Local. The sum of the losses of this replica's examples, divided by the global batch size.
 
-    Its sum over the replicas, made by `reduce` or, of the gradients, by `apply_gradients`, is the mean over the global
-    batch, if `global_batch_size` is that of this batch. Without it, as in tf.nn, the size is guessed, and right only
-    where all replicas have equally many examples: of the 7 examples that end an epoch of batches of 8, 4 ranks take 2,
-    2, 2 and 1, which they count as 8, 8, 8 and 4. Of a rank without examples the guess is 0, and its loss 0. A rank
-    whose number of examples differs from that of its first such call under this strategy warns once.
+    If `global_batch_size` is the size of this batch, the sum over the replicas is the mean over the global batch
+    (`reduce` sums losses, `apply_gradients` gradients). Without it the size is guessed, as in tf.nn: this replica's
+    number of examples times the number of replicas. The guess is right only if all replicas have equally many examples:
+    of a last batch with 7 examples 4 ranks take 2, 2, 2 and 1, and guess 8, 8, 8 and 4. A rank without examples guesses
+    0, and its loss is 0. A rank whose number of examples differs from that of its first such call under this strategy
+    warns once.
 
     Args:
         per_example_loss: One loss per example, or more dimensions.
         sample_weight: A number, or one weight per example. Weights of fewer dimensions broadcast against the losses;
             a last dimension of 1 that the losses do not have is dropped.
-        global_batch_size: Number of examples on all replicas, an integer; for 0 the loss is 0. Default: this replica's
-            times the number of replicas. Pass it where a batch may be uneven, as the last one of an epoch; or drop
-            that, `batch(n, drop_remainder=True)`.
+        global_batch_size: Number of examples on all replicas, an integer; for 0 the loss is 0. Default: the guess. Pass
+            it if a batch may be uneven, as the last one of an epoch; or drop that, `batch(n, drop_remainder=True)`.
 
     Returns:
         A NumPy scalar of the losses' dtype, float64 for integers and booleans; for CuPy arrays an array without

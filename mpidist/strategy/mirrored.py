@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class MirroredStrategy(Strategy):
-    """Every rank of one node is a replica. Variables are the same on all replicas, and gradients are summed.
+    """Collective. Every rank of one node is a replica. Variables are the same on all of them, and gradients are summed.
 
-    Collective. Args:
+    Args:
         devices: The name of a device for each rank of the node, in the order of the ranks; default: the rank's own
             device. If GPUs are named and available with CuPy, variables are CuPy arrays; else they are in host memory.
-        cross_device_ops: How arrays are combined over replicas: a `CrossDeviceOps` object, or any object with the
-            methods of `Collective` over these ranks. It also reduces the gradients, so that variables are private.
+        cross_device_ops: The reductions over replicas: a `CrossDeviceOps` object, or any object with the methods of
+            `Collective` over these ranks. It also reduces the gradients; each rank then has private variables.
         communicator: An mpi4py communicator of the replicas; default: all ranks of the job.
-        communication_options: The way the ranks communicate.
+        communication_options: Options of the communication.
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.
 
     Raises:
         ValueError: The ranks are on several nodes, `devices` does not name one device per rank, or
             `cross_device_ops` contradicts the options or shared=True, or belongs to other ranks.
-        TypeError: `cross_device_ops` is something else, on every rank.
+        TypeError: `cross_device_ops` has another type; on every rank.
         RuntimeError: The other ranks serve a `ParameterServerStrategy` that was made before.
     """
 

@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """Every rank is a replica. Variables are the same on all replicas, and gradients are summed.
+    """Collective. Every rank is a replica. Variables are the same on all replicas, and gradients are summed.
 
-    Collective. If TF_CONFIG or another resolver describes a cluster, replicas are in the order of its tasks: the chief,
-    then the workers. The rank of an evaluator gets a strategy of its own with one replica,
-    and prints and writes for itself.
+    If TF_CONFIG or another resolver describes a cluster, replicas are in the order of its tasks: the chief, then the
+    workers. The rank of an evaluator gets a strategy of its own with one replica, and prints and writes by itself.
 
     Args:
         cluster_resolver: Describes the cluster; default: TF_CONFIG where it is set, else the ranks themselves.
-        communication_options: The way the ranks communicate.
+        communication_options: Options of the communication.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.

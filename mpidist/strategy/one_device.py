@@ -12,9 +12,9 @@ from mpidist.variables.replicas import Replicas
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica. With several ranks each rank runs an independent program, and a warning says so.
+    """Local. One replica. With several ranks each rank runs an independent program, and a warning says so.
 
-    Local. Args:
+    Args:
         device: A device's name, such as "cpu:0", "/gpu:0" or "/job:worker/device:CPU:0". If a GPU is named and
             available with CuPy, variables and batches are CuPy arrays; else they are in host memory.
 

@@ -114,7 +114,7 @@ class Owner(Protocol):
 
 
 class ReplicaContext:
-    """The replica context that `get_replica_context()` returns inside `run`: this replica's place, and collectives.
+    """Local. The result of `get_replica_context()` inside `run`: this replica's number, and its collectives.
 
     Args:
         strategy: The strategy whose `run` is called.
@@ -158,7 +158,7 @@ class ReplicaContext:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or its name in any case.
             value: Any nest of arrays and numbers, of the same structure, shapes and dtypes on every replica; or, under
                 SUM or MEAN, of `IndexedSlices`, whose rows are concatenated in the order of the replicas.
-            options: Options of this call, the same on every replica. Those that keep their default are the strategy's.
+            options: Options of this call, the same on every replica. Fields with default values are the strategy's.
 
         Returns:
             The same structure. The MEAN of integers is float64.

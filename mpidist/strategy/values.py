@@ -50,7 +50,7 @@ DistributedValues.register(BaseVariable)  # type: ignore[type-abstract]
 
 @dataclass(frozen=True)
 class ValueContext:
-    """A replica's place, for `experimental_distribute_values_from_function`.
+    """The number of a replica, for `experimental_distribute_values_from_function`.
 
     Attributes:
         replica_id_in_sync_group: This replica's number.

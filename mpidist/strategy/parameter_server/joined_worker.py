@@ -82,9 +82,9 @@ class _JoinedWorker(Worker):
 
 
 class JoinedStrategy(ParameterServerStrategy):
-    """The strategy of a job, as functions see it on a worker that has joined.
+    """Local. The strategy of a job, as functions see it on a worker that has joined.
 
-    Local. Args:
+    Args:
         window: To the others.
         welcome: What the chief has said.
     """

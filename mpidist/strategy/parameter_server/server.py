@@ -15,12 +15,12 @@ from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 
 class Server:
-    """The task of this rank, a worker's or a parameter server's: `tf.distribute.Server`.
+    """Local. Serves as the task of this rank, a worker or a parameter server, like `tf.distribute.Server`.
 
-    A program that builds its `ParameterServerStrategy` on every rank needs none: workers and servers serve inside its
-    constructor.
+    A program that makes its `ParameterServerStrategy` on every rank needs no `Server`: workers and servers serve inside
+    its constructor.
 
-    Local. Args:
+    Args:
         server_or_cluster_def: The cluster, the same on every rank.
         job_name: This rank's job, "worker" or "ps"; needed if the cluster has several jobs.
         task_index: This rank's index in it; needed if the job has several tasks.
@@ -67,12 +67,12 @@ class Server:
         self._communicator = communicator
 
     def start(self) -> None:
-        """Local. Nothing: `join` begins to serve."""
+        """Local. Do nothing: `join` begins to serve."""
 
     def join(self) -> None:
         """Collective, with the construction of the chief's `ParameterServerStrategy`. Serve the chief.
 
-        It does not return: the rank leaves the program, with code 0, when the chief's program has ended.
+        It does not return: the process exits with code 0 when the chief's program has ended.
 
         Raises:
             ValueError: This rank's job does not serve, or the cluster cannot be used.

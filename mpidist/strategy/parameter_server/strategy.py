@@ -55,35 +55,33 @@ _LAST_SECONDS = 0.2  # for messages of the end, after a death
 
 
 class ParameterServerStrategy(Strategy):
-    """Variables live on parameter servers. A coordinator hands functions to workers, which read and update them.
+    """Collective. Variables are on parameter servers. A coordinator gives functions to workers, which update them.
 
-    Collective. On the chief, and on an evaluator, the program continues: it makes variables in `scope()` and gives
-    functions to a `ClusterCoordinator`. The ranks of workers and servers serve inside this constructor, and exit when
-    the chief's program ends.
+    On the chief, and on an evaluator, the program continues: it makes variables in `scope()` and gives functions to a
+    `ClusterCoordinator`. The ranks of workers and servers serve inside this constructor, and exit when the chief's
+    program ends. Of the arguments after `serve` the chief's values count.
 
     Args:
-        cluster_resolver: Says who is chief, worker and server (the job "ps"); default: TF_CONFIG where it is set. A
-            process without a launcher is all of them.
-        variable_partitioner: Says into how many shards each variable is cut along its first axis, such as one of
+        cluster_resolver: Describes the chief, the workers and the servers (the job "ps"); default: TF_CONFIG where it
+            is set. A process without a launcher is all of them.
+        variable_partitioner: Chooses the number of shards of each variable along its first axis, for instance one of
             `mpidist.experimental.partitioners`. A variable of several shards is a `ShardedVariable`. Default: each
-            variable is on one server. The chief's counts.
+            variable is on one server. The chief's value counts.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
-        serve: False lets workers and servers come back from the constructor; they then call `serve`.
-        options: Memory of the servers; the chief's count.
-        staleness: Number of updates of other functions that may count between what a function reads and its own
-            update; then these wait for it. At most `staleness` + 1 functions run at a time. Default: any number. The
-            chief's counts.
+        serve: False lets workers and servers return from the constructor; they then call `serve`.
+        options: The memory and the transport of the servers.
+        staleness: The largest number of other functions' updates that may be applied between a function's reads and its
+            own update; further updates wait for it. At most `staleness` + 1 functions run at a time. Default: no limit.
         synchronous: All workers read the same version of the variables, and the mean of their gradients makes the next
-            one, in one step of the optimizer. The chief's counts.
-        backup_workers: With `synchronous`, the gradients of so many workers are not waited for: the first ones of
-            the others count, and later ones are dropped. The chief's counts.
-        join_directory: A directory of this user's, by which workers join while the job runs, each in the place of one
-            that is lost: `mpidist worker --join DIRECTORY`. The chief writes a file there with the secret of the job,
-            which is removed at its end. Ranks then communicate by sockets, and wait at TCP ports. Default: nobody
-            joins. The chief's counts.
+            one, in one step of the optimizer.
+        backup_workers: With `synchronous`, each update takes the first gradients of all workers but this many; later
+            ones are dropped.
+        join_directory: A directory of this user's for workers that join the running job, each in the place of a lost
+            one: `mpidist worker --join DIRECTORY`. The chief writes a file there with the secret of the job, which is
+            removed at its end. Ranks then communicate by sockets, and listen at TCP ports. Default: no worker can join.
 
     Raises:
-        ValueError: The cluster does not fit, or the options; on every rank.
+        ValueError: The cluster does not fit, or the options do not; on every rank.
         LauncherError: Tasks and ranks do not fit together.
         RuntimeError: The other ranks serve a strategy that was made before.
         OSError: A host has too little shared memory for the heaps of its servers, or `join_directory` cannot be used;
@@ -211,7 +209,7 @@ class ParameterServerStrategy(Strategy):
         return self._replica_context
 
     def inside(self) -> AbstractContextManager[None]:
-        """Local. Surrounds a function that a worker runs."""
+        """Local. The context in which a worker runs a function."""
         return self.at_home(cast(Worker, self._worker))
 
     def _serve_and_leave(self) -> None:
@@ -280,7 +278,7 @@ class ParameterServerStrategy(Strategy):
         """Local. Call `fn` in a function that `ClusterCoordinator.schedule` runs; see `Strategy.run`.
 
         Raises:
-            RuntimeError: Outside of such a function.
+            RuntimeError: The call is outside such a function.
         """
         entry = context.innermost()
         if self.roles.task_type != "evaluator" and (entry is None or entry.home is not self._worker):
@@ -295,7 +293,7 @@ class ParameterServerStrategy(Strategy):
         return self.chief is not None and self._worker is not None and self._worker.work()
 
     def give_up(self, rank: int) -> None:
-        """Local. On the chief: count a worker as dead. It may be alive, and takes part in nothing any more."""
+        """Local. On the chief: treat a worker as dead from now on, even if its process is alive."""
         station = cast(Station, self._station)
         station.lost.add(rank)
         station.window.forget(rank)
@@ -303,7 +301,7 @@ class ParameterServerStrategy(Strategy):
         WATCH.note(process, f"rank {rank} of {station.window.size} (process {process.number} on {process.host})")
 
     def note_end(self, end: EndNotice) -> None:
-        """Local. The chief's program has ended."""
+        """Local. Note that the chief's program has ended."""
         self._has_ended, self._is_whole_group = True, not end.lost
         # In a whole group the chief ends the job, if it has failed.
         self._code = end.code if end.lost or end.is_agreed else 0
@@ -318,7 +316,7 @@ class ParameterServerStrategy(Strategy):
             WATCH.end(self.places.process_of(rank))
 
     def end_service(self) -> None:
-        """Local. On the chief: let workers and servers leave the program; later calls change nothing."""
+        """Local. On the chief: let workers and servers exit; later calls change nothing."""
         station = self._station
         if station is None or self.chief is None or self._has_ended or station.window.is_closed:
             return
