@@ -66,7 +66,7 @@ class EventFile:
         self._add(step, Summary.Value(tag=name, tensor=tensor, metadata=_metadata(plugin, description)))
 
     def flush(self) -> None:
-        """Local. Hand everything to the operating system, so that TensorBoard sees it."""
+        """Local. Write everything to the operating system, so that TensorBoard can read it."""
         self._file.flush()
 
     def close(self) -> None:

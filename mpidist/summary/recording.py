@@ -36,7 +36,7 @@ def scalar(name: str, data: npt.ArrayLike, step: Step | None = None, description
         name: The name in TensorBoard.
         data: One number.
         step: The step; default: the one set by `experimental.set_step` or `as_default`.
-        description: A text for people, in Markdown.
+        description: A description in Markdown, shown by TensorBoard.
 
     Returns:
         Whether the summary is recorded. It is if there is a default writer, and `record_if` does not forbid it; else
@@ -73,7 +73,7 @@ def histogram(
         data: Numbers of any shape. Those that are not finite are left out.
         step: See `scalar`.
         buckets: Number of equal intervals from the least to the greatest value; default 30.
-        description: A text for people, in Markdown.
+        description: A description in Markdown, shown by TensorBoard.
 
     Returns:
         Whether the summary is recorded.
@@ -116,7 +116,7 @@ def image(
             and opacity; 3 red, green and blue; 4 the same and opacity.
         step: See `scalar`.
         max_outputs: The largest number of images to write.
-        description: A text for people, in Markdown.
+        description: A description in Markdown, shown by TensorBoard.
 
     Returns:
         Whether the summary is recorded.
@@ -167,7 +167,7 @@ def audio(
         step: See `scalar`.
         max_outputs: The largest number of sounds to write.
         encoding: Format of the files: None or "wav".
-        description: A text for people, in Markdown.
+        description: A description in Markdown, shown by TensorBoard.
 
     Returns:
         Whether the summary is recorded.
@@ -208,7 +208,7 @@ def text(name: str, data: npt.ArrayLike, step: Step | None = None, description: 
         name: The name in TensorBoard.
         data: A string in Markdown, or an array of strings, which is shown as a table.
         step: See `scalar`.
-        description: A text for people, in Markdown.
+        description: A description in Markdown, shown by TensorBoard.
 
     Returns:
         Whether the summary is recorded.

@@ -41,13 +41,13 @@ _recording = _Recording()
 
 
 class SummaryWriter:
-    """The destination of the summaries inside `with writer.as_default():`; `create_file_writer` makes it.
+    """Local. The destination of the summaries inside `with writer.as_default():`; `create_file_writer` makes it.
 
     Args:
         logdir: The log directory, for texts.
         file: The chief's event file; None on ranks that do not write.
-        max_queue: Number of summaries that are kept before they are written out.
-        flush_seconds: The longest time that a summary is kept.
+        max_queue: Number of summaries that are kept in memory before they are written.
+        flush_seconds: The longest time in seconds that a summary is kept in memory.
     """
 
     def __init__(self, logdir: str, file: EventFile | None, *, max_queue: int, flush_seconds: float) -> None:
@@ -116,7 +116,7 @@ class SummaryWriter:
                 self._flush(self._file)
 
     def flush(self) -> None:
-        """Local. Write out the summaries that are kept, so that TensorBoard sees them."""
+        """Local. Write the summaries that are kept in memory, so that TensorBoard can read them."""
         if self._file is not None and self._is_open:
             with self._lock:
                 self._flush(self._file)
@@ -156,9 +156,9 @@ def create_file_writer(
 
     Args:
         logdir: Directory for a new event file; a missing directory is created.
-        max_queue: Number of summaries that are kept before they are written out; default 10.
-        flush_millis: The longest time that a summary is kept; default two minutes. It is checked when the next summary
-            comes.
+        max_queue: Number of summaries that are kept in memory before they are written; default 10.
+        flush_millis: The longest time in milliseconds that a summary is kept in memory; default two minutes. It is
+            checked at the next summary.
         filename_suffix: Last part of the file's name; default ".v2".
         name: Kept for code written for TensorFlow; it changes nothing.
 
@@ -234,7 +234,11 @@ def recording_writer() -> SummaryWriter | None:
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Local. Flush a writer, by default that of this thread; without one it does nothing."""
+    """Local. Flush a writer, by default that of this thread; without one it does nothing.
+
+    Raises:
+        TypeError: `writer` is no writer.
+    """
     chosen = _recording.writer if writer is None else writer
     if chosen is None:
         return
