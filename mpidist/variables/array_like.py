@@ -16,10 +16,10 @@ from mpidist.arrays import AnyArray
 
 
 class ArrayLike(NDArrayOperatorsMixin, ABC):
-    """An object that NumPy takes as the array of its value, and that cannot be written like one.
+    """An object that NumPy takes as the array of its value. Its elements cannot be assigned.
 
     Attributes:
-        name: For errors.
+        name: The name in the texts of errors.
         shape: The shape of the value.
         dtype: The dtype of the value.
     """
@@ -32,7 +32,7 @@ class ArrayLike(NDArrayOperatorsMixin, ABC):
 
     @abstractmethod
     def value(self) -> AnyArray:
-        """The value, an array of `shape`."""
+        """Local or Collective, as the subclass says. The value, an array of `shape`."""
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         if copy is False and (dtype is None or np.dtype(dtype) == self.dtype):

@@ -27,9 +27,9 @@ from mpidist.variables.variable import BaseVariable, Gradient, UpdatePlan
 
 
 class CentralArena(Arena):
-    """The home of `CentralStorageStrategy`'s variables, in host memory or on the one GPU of a single rank.
+    """Collective. The home of `CentralStorageStrategy`'s variables, in host memory or on the one GPU of a single rank.
 
-    Collective. Args:
+    Args:
         replicas: The strategy's ranks, and the ways they communicate.
         shared: See `Arena`.
         on_gpu: Variables and state are on this rank's GPU.
@@ -90,9 +90,9 @@ class CentralArena(Arena):
 
 
 class CentralPlan(ArenaPlan):
-    """An optimizer's plan over variables in host memory, whose gradients GPUs compute.
+    """Collective. An optimizer's plan over variables in host memory, whose gradients GPUs compute.
 
-    Collective. Args:
+    Args:
         variables: The variables of the optimizer, the same list on every rank.
         kernel: The arithmetic, which the CPUs do.
         options: For the work around the kernel.

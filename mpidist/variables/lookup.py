@@ -21,15 +21,15 @@ _COMBINERS = ("sum", "mean", "sqrtn")
 def embedding_lookup(
     params: BaseVariable, ids: npt.ArrayLike, max_norm: float | None = None, name: str | None = None
 ) -> AnyArray:
-    """Rows of a table; Local or Collective as the variable's `value()` is.
+    """Local or Collective, as the variable's `value()` is. Rows of a table.
 
-    Of a table on parameter servers only these rows are fetched, each of them once, from each server at once.
+    From parameter servers only these rows are fetched, each row once, by one request to each server.
 
     Args:
         params: The table, of at least one dimension.
-        ids: Numbers of rows, integers of any shape, in any order; one may occur several times.
+        ids: Numbers of rows, integers of any shape, in any order; a number may occur several times.
         max_norm: Rows of larger Euclidean norm are scaled down to it. The table is not changed.
-        name: Not used; it is here for code written for tf.distribute.
+        name: Kept for code written for tf.distribute; it changes nothing.
 
     Returns:
         Shape `ids.shape + params.shape[1:]`, of the table's dtype: a new array.
@@ -47,21 +47,21 @@ def embedding_lookup_sparse(
     params: BaseVariable, sp_ids: Sequence[npt.ArrayLike], sp_weights: Sequence[npt.ArrayLike] | None = None,
     combiner: str | None = None, max_norm: float | None = None,
 ) -> AnyArray:
-    """Rows of a table, those of each example combined into one; Local or Collective as `embedding_lookup`.
+    """Local or Collective, as `embedding_lookup` is. Rows of a table, combined into one row for each example.
 
     Args:
         params: The table, of at least one dimension and floating dtype.
         sp_ids: For each example its ids, any number of them. tf.nn has a SparseTensor here.
         sp_weights: For each example the weights of its ids; default 1.
-        combiner: "sum" of the weighted rows; "mean", the default, divides that by the sum of the weights, and "sqrtn"
-            by the root of the sum of their squares.
+        combiner: "sum" adds the weighted rows; "mean", the default, divides this sum by the sum of the weights, and
+            "sqrtn" by the root of the sum of their squares.
         max_norm: See `embedding_lookup`; each row is clipped before it is weighted.
 
     Returns:
         Shape `(len(sp_ids), *params.shape[1:])`; zeros for an example without ids.
 
     Raises:
-        ValueError: No such combiner, weights that do not fit the ids, or as `embedding_lookup`.
+        ValueError: There is no such combiner, or the weights do not fit the ids; see also `embedding_lookup`.
         TypeError: See `embedding_lookup`.
     """
     table = _require_table(params)
@@ -76,20 +76,20 @@ def embedding_gradient(
     params: BaseVariable, ids: Any, gradient: npt.ArrayLike,
     sp_weights: Sequence[npt.ArrayLike] | None = None, combiner: str | None = None,
 ) -> IndexedSlices:
-    """Local. The gradient of a table, as rows, from that of what was looked up without `max_norm`.
+    """Local. The gradient of a table, as rows, from the gradient of a lookup's result (without `max_norm`).
 
     Args:
         params: The table.
         ids: The ids that were given to `embedding_lookup`; or to `embedding_lookup_sparse`, with its combiner.
-        gradient: With respect to the lookup's result, in its shape.
+        gradient: The gradient with respect to the lookup's result, in its shape.
         sp_weights: The weights that were given to `embedding_lookup_sparse`.
         combiner: None for a gradient of `embedding_lookup`.
 
     Returns:
-        A row for each id, in their order: the row of an id that occurs several times occurs as often.
+        A row for each id, in their order; an id that occurs several times has as many rows.
 
     Raises:
-        ValueError: The gradient has another shape than the result, or as the lookup.
+        ValueError: The gradient has another shape than the result; see also the lookup.
         TypeError: See the lookup.
     """
     table = _require_table(params)

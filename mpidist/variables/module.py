@@ -27,9 +27,9 @@ class Watcher(Protocol):
 
 
 class Module:
-    """A named group of variables, found in the attributes of the subclass's objects.
+    """Local. A named group of variables, found in the attributes of the subclass's objects.
 
-    Local. The search follows attributes (also those in `__slots__`), lists, tuples, deques, dictionaries and the
+    The search follows attributes (also those in `__slots__`), lists, tuples, deques, dictionaries and the
     attributes of other objects, in the order of attribute names, indices and keys. An object's own variables come
     before those of the objects it holds, and each variable counts once. Optimizers, strategies, data and sets are not
     searched.
@@ -38,7 +38,7 @@ class Module:
     kept for it. Then it is collective, like the creation of the variable. See `Checkpoint.restore`.
 
     Args:
-        name: A Python identifier; default: the class's name as in `dense_layer`.
+        name: A Python identifier; default: the class's name in snake case, such as `dense_layer`.
 
     Raises:
         ValueError: `name` is no identifier.

@@ -19,7 +19,7 @@ S = TypeVar("S", bound="Scatter")
 
 
 class Scatter(ABC):
-    """The seven methods of a variable over its one method `scatter`, and the reading of rows.
+    """Methods of a variable that change rows, all by its method `scatter`, and that read rows.
 
     An index that occurs several times counts each time; under `scatter_update` the last occurrence holds.
     """
@@ -37,36 +37,36 @@ class Scatter(ABC):
         ONLY_FIRST_REPLICA the first replica's.
 
         Args:
-            kind: One of these names.
+            kind: "add", "sub", "mul", "div", "min", "max" or "update".
             sparse_delta: Any number of rows; shape and dtype must fit the variable.
 
         Returns:
             The variable.
 
         Raises:
-            TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
-            ValueError: Rows of another shape, or an index out of range.
-            OverflowError: Integers would wrap. The error of a closure comes as other errors of closures do.
+            TypeError: `sparse_delta` is no IndexedSlices, its dtype does not cast, or integers would be divided.
+            ValueError: The rows have another shape, or an index is out of range.
+            OverflowError: Integers would wrap. In a closure it is raised where other errors of closures are.
             NotImplementedError: The variable is ON_READ; or `kind` is min, max or update in replica context with
                 aggregation SUM or MEAN.
         """
 
     @abstractmethod
     def read_rows(self, rows: AnyArray) -> AnyArray:
-        """As `sparse_read`, of rows that exist: int64 of shape (n,)."""
+        """Local or Collective, as `value()` is. Read rows that exist; `rows` is int64 of shape (n,)."""
 
     def sparse_read(self, indices: npt.ArrayLike, name: str | None = None) -> AnyArray:
-        """Some rows of the value; Local or Collective as `value()` is. On parameter servers only they are fetched.
+        """Local or Collective, as `value()` is. Read some rows; from parameter servers only these rows are fetched.
 
         Args:
-            indices: Numbers of rows, integers of any shape, in any order; one may occur several times.
-            name: Not used; it is here for code written for tf.distribute.
+            indices: Numbers of rows, integers of any shape, in any order; a number may occur several times.
+            name: Kept for code written for tf.distribute; it changes nothing.
 
         Returns:
             Shape `indices.shape + variable.shape[1:]`: the rows in the order of the indices.
 
         Raises:
-            ValueError: The variable has no rows, or not so many.
+            ValueError: The variable has no rows, or an index is out of range.
             TypeError: The indices are not integers.
         """
         numbers = row_numbers(self, indices)

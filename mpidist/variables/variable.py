@@ -41,19 +41,19 @@ class BaseVariable(ArrayLike, Scatter, ABC):
     Arithmetic, NumPy functions, comparison and indexing work on the value and give plain arrays.
 
     Attributes:
-        name: For people; need not be unique.
+        name: For display; need not be unique.
         shape: Fixed when the variable is made.
         dtype: Fixed when the variable is made.
         trainable: Whether `trainable_variables` lists it.
         synchronization: ON_WRITE or ON_READ.
-        aggregation: How replicas' values are combined.
-        home: Where its strategy's variables live.
+        aggregation: The way to combine the replicas' values.
+        home: The home of its strategy's variables.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
         is_per_replica: Whether there is no common value: each replica's component is saved and restored by itself.
         bounds: Where each rank of the group can read only a part: rank r has the elements [bounds[r], bounds[r + 1]) of
             the flattened array. None where every rank can read all.
-        number: Among the variables of its home, the same on every rank; None where that does not number them.
-        restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
+        number: Its number among the variables of its home, the same on every rank; None where they have no numbers.
+        restored_by: Number of the restore that last set it. Waiting values of earlier restores do not set it again.
         saved_as: Its path in the checkpoint last restored into it, where its optimizer state is found; empty if none.
     """
 
@@ -73,7 +73,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
 
     @property
     def saved_dtype(self) -> np.dtype[Any]:
-        """Local. The dtype of what `reader` gives."""
+        """Local. The dtype of the elements that `reader` reads."""
         return self.dtype
 
     @property
@@ -83,7 +83,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
 
     @property
     def calls(self) -> Calls:
-        """Local. Notes what these ranks do together."""
+        """Local. The record of these ranks' collective calls."""
         return self.group.calls
 
     @property
@@ -98,10 +98,10 @@ class BaseVariable(ArrayLike, Scatter, ABC):
 
     @abstractmethod
     def value(self) -> AnyArray:
-        """The value as an array of `shape`, read-only; CuPy's (not to be written to either) where it is on a GPU.
+        """Local, or Collective for ON_READ variables in cross-replica context. The value, a read-only array of `shape`.
 
-        Local for ON_WRITE variables: a live view, valid until the next write or optimizer step; `numpy()` copies.
-        Collective for ON_READ variables in cross-replica context, where it is the aggregate over the replicas.
+        On a GPU it is a CuPy array; do not write to it. For an ON_WRITE variable it is a live view, valid until the
+        next write or optimizer step; for an ON_READ variable in cross-replica context the aggregate over the replicas.
         """
 
     def assign(
@@ -114,17 +114,17 @@ class BaseVariable(ArrayLike, Scatter, ABC):
 
         Args:
             value: Shape of the variable; a dtype that NumPy's "same_kind" rule casts to the variable's.
-            use_locking: Not used, like the next two; they are here for code written for tf.distribute.
-            name: Not used.
-            read_value: Not used: the variable is returned.
+            use_locking: Kept for code written for tf.distribute, as the next two are; they change nothing.
+            name: Likewise.
+            read_value: Likewise: the variable is returned.
 
         Returns:
             The variable.
 
         Raises:
-            ValueError: Another shape.
-            TypeError: A dtype that does not cast.
-            OverflowError: Integers that the variable's dtype does not hold.
+            ValueError: `value` has another shape.
+            TypeError: The dtype of `value` does not cast.
+            OverflowError: The variable's dtype does not hold an integer of `value`.
         """
         self.write_array(self.coerce(value))
         return self
@@ -170,7 +170,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Add an array that `coerce` has made.
 
         Args:
-            array: The array; under `whole_numbers.SUBTRACT` what is subtracted, with the other sign.
+            array: The array; under `whole_numbers.SUBTRACT` the negative of what is subtracted.
             method: The name of the method that the program has called, for errors.
         """
 
@@ -194,23 +194,23 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         """
 
     def numpy(self) -> AnyArray:
-        """A copy of `value()` in host memory; Local or Collective as that is."""
+        """Local or Collective, as `value()` is. A copy of the value in host memory."""
         value = self.value()
         return arrays.to_host(value) if arrays.is_cupy(value) else np.array(value)
 
     def read_value(self) -> AnyArray:
-        """The same as `numpy()`."""
+        """Local or Collective, as `value()` is. The same as `numpy()`."""
         return self.numpy()
 
     def read_rows(self, rows: AnyArray) -> AnyArray:
-        """See `Scatter.read_rows`."""
+        """Local or Collective, as `value()` is. See `Scatter.read_rows`."""
         value = self.value()
         found: AnyArray = value[arrays.move(rows, arrays.namespace(value))]
         return found
 
     @property
     def parts(self) -> tuple[BaseVariable, ...]:
-        """Local. The variables that are in one place each: this one, or its shards."""
+        """Local. The variables of which each is on one server: this variable, or its shards."""
         return (self,)
 
     @property
@@ -232,9 +232,9 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         """Local. `value` as an array of this variable's shape and dtype.
 
         Raises:
-            ValueError: Another shape.
-            TypeError: A dtype that does not cast.
-            OverflowError: A number that the dtype cannot hold.
+            ValueError: `value` has another shape.
+            TypeError: The dtype of `value` does not cast.
+            OverflowError: The dtype cannot hold an integer of `value`.
         """
         return coerced(self.name, self.shape, self.dtype, value)
 

@@ -38,7 +38,7 @@ class MirroredVariable(BaseVariable):
         arena: The arena of its strategy.
         address: Its memory there.
         shape: The shape of the value.
-        name: For people.
+        name: A name for display and errors.
         trainable: Whether `trainable_variables` lists it.
         aggregation: How the replicas' values are combined when they write in replica context. NONE takes the first
             replica's, so that replicas cannot drift apart.

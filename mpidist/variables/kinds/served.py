@@ -148,7 +148,7 @@ class ServedVariable(BaseVariable):
     Args:
         home: The home of the strategy.
         place: Where it is.
-        name: For people.
+        name: A name for display and errors.
         trainable: Whether `trainable_variables` lists it.
         aggregation: Kept; a closure runs on one worker, whose value counts.
 

@@ -22,25 +22,25 @@ S = TypeVar("S", bound="ShardedVariable")
 
 
 class ShardedVariable(BaseVariable):
-    """A variable that is cut along its first axis into shards, which are variables themselves.
+    """Local. A variable that is cut along its first axis into shards, which are variables themselves.
 
     A `ParameterServerStrategy` with a `variable_partitioner` makes it. It is read, written and updated as one variable,
-    and a checkpoint holds it as one. Changes of several shards come to each server as a whole, and not to all servers
-    at the same moment. Iteration goes over the shards, as in tf.distribute.
+    and a checkpoint holds it as one. Each server applies a change of several shards as a whole, but not all servers at
+    the same time. Iteration yields the shards, as in tf.distribute.
 
     Args:
         variables: The shards in their order: served variables of one strategy and one dtype, whose shapes differ only
             in the first dimension.
-        name: For people.
+        name: A name for display and errors.
 
     Attributes:
         variables: The shards.
-        rows: The rows of each shard, the rows of the whole variable that it holds.
+        rows: For each shard the rows of the whole variable that it holds.
         served: The home of the shards.
 
     Raises:
-        TypeError: No list of variables of parameter servers.
-        ValueError: They do not fit together, or one is a shard already.
+        TypeError: `variables` is no list of variables of parameter servers.
+        ValueError: The variables do not fit together, or one is already a shard.
     """
 
     synchronization = VariableSynchronization.ON_WRITE
@@ -81,7 +81,7 @@ class ShardedVariable(BaseVariable):
 
     @property
     def key(self) -> int:
-        """Local. The number of its first shard: no other sharded variable has it."""
+        """Local. The number of its first shard, which identifies the sharded variable."""
         return int(self.variables[0].place.number)
 
     @property
@@ -95,7 +95,7 @@ class ShardedVariable(BaseVariable):
         return ", ".join(one.device for one in self.variables)
 
     def value(self) -> AnyArray:
-        """Local. A copy of the whole value, read-only. All of it comes to this process."""
+        """Local. A copy of the whole value, read-only. This process fetches all shards."""
         whole = np.concatenate([one.value() for one in self.variables])
         whole.flags.writeable = False
         return whole
@@ -111,7 +111,7 @@ class ShardedVariable(BaseVariable):
             one.add_array(array[rows], method)
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
-        """Local. See `Scatter.scatter`. Only the servers of these rows hear of it."""
+        """Local. See `Scatter.scatter`. Only the servers of these rows get a message."""
         given = checked_rows(self, kind, sparse_delta)
         for one, rows in zip(self.variables, self.rows, strict=True):
             here = rows_within(given, rows)
@@ -120,7 +120,7 @@ class ShardedVariable(BaseVariable):
         return self
 
     def read_rows(self, rows: AnyArray) -> AnyArray:
-        """Local. See `BaseVariable.read_rows`. Each server is asked once, for what it has of them."""
+        """Local. See `BaseVariable.read_rows`. Each server gets one request, for its rows."""
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for one, part in zip(self.variables, self.rows, strict=True):
             here = np.flatnonzero((rows >= part.start) & (rows < part.stop))
@@ -129,7 +129,7 @@ class ShardedVariable(BaseVariable):
         return found
 
     def __getitem__(self, key: Any) -> Any:
-        """Local. As of the whole array. By a number, or a slice, of rows only the shards that hold them are read."""
+        """Local. Index the whole array. A number or a slice of rows reads only the shards that hold these rows."""
         first, *rest = key if isinstance(key, tuple) and key else (key,)
         if isinstance(first, (int, np.integer)) and not isinstance(first, (bool, np.bool_)):
             row = int(first)

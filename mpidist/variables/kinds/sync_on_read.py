@@ -37,7 +37,7 @@ _reading = _Reading()
 
 @contextmanager
 def variable_sync_on_read_context() -> Iterator[None]:
-    """Local. Inside, reading an ON_READ variable in replica context aggregates, too, which is Collective."""
+    """Local. A context in which also a read in replica context aggregates an ON_READ variable, which is Collective."""
     before, _reading.aggregates = _reading.aggregates, True
     try:
         yield
@@ -71,15 +71,15 @@ class OnReadVariable(BaseVariable):
 
 
 class SyncOnReadVariable(OnReadVariable):
-    """A variable of which every replica keeps its own component, in private memory.
+    """Collective. A variable of which every replica keeps its own component, in private memory.
 
     `mpidist.Variable(..., synchronization=ON_READ)` makes it in a strategy's scope. In replica context reads and writes
     touch this replica's component. In cross-replica context `value()` aggregates.
 
-    Collective. Args:
+    Args:
         arena: The arena of the strategy.
         initial: First component, the same on every replica.
-        name: For people.
+        name: A name for display and errors.
         trainable: Whether `trainable_variables` lists it.
         aggregation: SUM, MEAN, ONLY_FIRST_REPLICA; with NONE it cannot be read in cross-replica context, and a
             checkpoint holds all its components.

@@ -38,7 +38,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     Args:
         arena: The arena of the variable.
         initial_value: An array, a number, nested lists, or a function without arguments that gives one.
-        name: For people; default "Variable". If it is given it must be the same on every rank: variables of one shape
+        name: For display; default "Variable". If it is given it must be the same on every rank: variables of one shape
             that some ranks make in another order would be read swapped. Default names are not compared.
         dtype: Default: of an array its own; Python floats become float32, ints int32.
         trainable: Default: True for ON_WRITE; False for ON_READ, which cannot be trained.

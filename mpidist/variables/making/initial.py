@@ -31,7 +31,7 @@ class ShardInfo(NamedTuple):
 
 
 class Placed(abc.ABC):
-    """A function whose elements depend on their place alone, so that a value is made in pieces, with little memory."""
+    """An initializer whose elements depend on their place alone, so that a value is made piece by piece."""
 
     @abc.abstractmethod
     def __call__(self, shard_info: ShardInfo) -> AnyArray:

@@ -15,14 +15,14 @@ _NUMBERS_PER_STEP = 4
 
 
 class Constant(Placed):
-    """Every element is the same number.
+    """Local. An initializer that sets every element to the same number.
 
     Args:
         value: The number.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite.
+        TypeError: `value` is no number.
+        ValueError: `value` is not finite.
 
     Example:
         >>> import mpidist
@@ -43,7 +43,9 @@ class Constant(Placed):
 
 
 class RandomUniform(Placed):
-    """Every element is drawn between two numbers. It depends on the seed and on its place in the variable alone.
+    """Local. An initializer that draws every element from a uniform distribution.
+
+    An element depends on the seed and on its place in the variable alone.
 
     Args:
         minval: The least value.
@@ -68,7 +70,9 @@ class RandomUniform(Placed):
 
 
 class RandomNormal(Placed):
-    """Every element is drawn from a normal distribution. It depends on the seed and on its place alone.
+    """Local. An initializer that draws every element from a normal distribution.
+
+    An element depends on the seed and on its place in the variable alone.
 
     Args:
         mean: The mean of the distribution.

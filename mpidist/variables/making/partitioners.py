@@ -14,7 +14,7 @@ from mpidist.comm.arithmetic.slices import cut_evenly
 
 
 class Partitioner:
-    """Says into how many shards a variable is cut. Subclasses define `__call__`."""
+    """Chooses the number of shards of a variable. Subclasses define `__call__`."""
 
     def __call__(self, shape: Sequence[int], dtype: npt.DTypeLike, axis: int = 0) -> list[int]:
         """Local. The number of shards along each dimension.
@@ -34,14 +34,14 @@ class Partitioner:
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Cuts every variable into the same number of shards, or into as many as it has rows.
+    """Local. Cuts every variable into the same number of shards, or into as many as it has rows.
 
     Args:
         num_shards: At least 1.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is below 1.
+        TypeError: `num_shards` is no integer.
+        ValueError: `num_shards` is below 1.
 
     Example:
         >>> FixedShardsPartitioner(2)((10, 3), "float32")
@@ -64,7 +64,7 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Cuts a variable into as many shards as keep to a least size, and not into more than `max_shards`.
+    """Local. Cuts a variable into as many shards of a least size as possible, and at most into `max_shards`.
 
     As in tf.distribute the number is rounded up, so that a shard may be smaller: 513 KiB make three shards of 256 KiB
     at least.
@@ -103,11 +103,11 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """Cuts a variable into shards of a largest size. A shard has one row at least, however large that is.
+    """Local. Cuts a variable into shards of a largest size. A shard has at least one row, of whatever size.
 
     Args:
         max_shard_bytes: The largest size of a shard.
-        max_shards: The largest number of shards, which goes before their size; None, or 0, for any number.
+        max_shards: The largest number of shards, which takes precedence over their size; None or 0: any number.
         bytes_per_string: Taken as the size of an element that is a text.
 
     Raises:

@@ -50,7 +50,7 @@ class Resident(Protocol):
     """A variable of an arena.
 
     Attributes:
-        name: For people.
+        name: A name for display and errors.
         address: Its place in a slab.
     """
 
@@ -63,11 +63,11 @@ class Resident(Protocol):
 
 
 class ArenaMemory(Home, ABC):
-    """The memory of one strategy's variables, and the ranks that share it.
+    """Collective. The memory of one strategy's variables, and the ranks that share it.
 
     `Arena` adds what variables and steps are made by.
 
-    Collective. Args:
+    Args:
         replicas: The strategy's ranks, and the ways they communicate. The memory is that of all of them.
         shared: True demands node memory (an error where there is none), False refuses it, None takes it where
             /dev/shm is large enough. One rank alone has private memory. An explicit `implementation`,

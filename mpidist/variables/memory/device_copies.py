@@ -17,11 +17,11 @@ from mpidist.variables.variable import Gradient
 
 
 class DeviceCopies:
-    """Copies between a rank's GPU and variables in host memory.
+    """Local. Copies between a rank's GPU and variables in host memory.
 
     A variable is copied to the GPU at its first use after a write. The copy serves until the next write.
 
-    Local. Args:
+    Args:
         cuda: The module `comm.gpu.cuda`, with this rank's GPU current.
     """
 

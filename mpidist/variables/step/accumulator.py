@@ -18,9 +18,9 @@ from mpidist.variables.variable import Gradient
 
 
 class Accumulator:
-    """Sums of this replica's gradients; half precision is added up in float32.
+    """Collective. Sums of this replica's gradients; half precision is added up in float32.
 
-    Collective. Args:
+    Args:
         variables: The variables of the optimizer.
 
     Attributes:

@@ -17,9 +17,9 @@ from mpidist.variables.update.overflow import Overflow
 
 
 class Alarm:
-    """The overflows that the ranks of a node have noted in the steps of one plan.
+    """Collective. The overflows that the ranks of a node have noted in the steps of one plan.
 
-    Collective. Args:
+    Args:
         arena: The arena of the variables, in host memory.
 
     Attributes:

@@ -42,9 +42,9 @@ UpdateVariables = Callable[[tuple[int, ...], UpdateSettings], bool]
 
 
 class ArenaPlan:
-    """Memory, state and updates of an optimizer whose variables live in an arena; see `UpdatePlan`.
+    """Collective. Memory, state and updates of an optimizer whose variables live in an arena; see `UpdatePlan`.
 
-    Collective. Args:
+    Args:
         variables: The variables of the optimizer, the same list on every rank.
         kernel: The arithmetic.
         options: For the work around the kernel.

@@ -34,9 +34,9 @@ class Block(NamedTuple):
 
 
 class Bundle:
-    """The variables of a plan that have one dtype and one kind of memory, laid end to end.
+    """Collective. The variables of a plan that have one dtype and one kind of memory, laid end to end.
 
-    Collective. Args:
+    Args:
         arena: The arena of the variables.
         variables: In the plan's order, with their numbers in it.
         slots: Names of the state and its initial value.

@@ -180,9 +180,9 @@ class CompressionErrors:
 
 
 class _Error(SyncOnReadVariable):
-    """The error of one gradient, for a checkpoint: a component on each rank.
+    """Local. The error of one gradient, for a checkpoint: a component on each rank.
 
-    Local. Args:
+    Args:
         variable: The variable of the gradient.
         error: This rank's.
     """

@@ -41,9 +41,9 @@ KEPT_SELECTIONS = 32
 
 
 class Plan:
-    """The memory of gradients and state of some variables, and the steps over them.
+    """Collective. The memory of gradients and state of some variables, and the steps over them.
 
-    Collective. Args:
+    Args:
         variables: The variables of one arena, the same list on every rank.
         slots: Names of the state that the kernel keeps for each element, with its initial value.
         scratch_count: Number of private blocks for the kernel.

@@ -92,9 +92,9 @@ def _few(names: Iterable[str]) -> str:
 
 
 class StepHeader:
-    """The ranks' meeting before a step, where they compare what they are about to do.
+    """Collective. The ranks' meeting before a step, where they compare what they are about to do.
 
-    Collective. Args:
+    Args:
         arena: The arena of a plan.
         is_shared: Whether the plan has gradients or state in node memory.
     """

@@ -22,9 +22,9 @@ from mpidist.variables.update.rows import RowArithmetic, Rows
 
 
 class Table:
-    """State and rows of one variable that was made with `sparse_gradient=True`.
+    """Collective. State and rows of one variable that was made with `sparse_gradient=True`.
 
-    Collective. Args:
+    Args:
         variable: The variable of at least one dimension.
         slots: Names of the state and its initial value.
         scratch_count: Number of private blocks for the kernel.

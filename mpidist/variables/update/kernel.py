@@ -74,14 +74,14 @@ class LayerKernel(ABC):
             step: 1 in the first step.
 
         Returns:
-            An update that leaves the parameter alone, or None: the gradient is the direction.
+            An update that does not change the parameter, or None: the gradient is the direction.
         """
 
     @abstractmethod
     def prepare(
         self, step: int, learning_rate: float, parameter_norm: float, direction_norm: float, /
     ) -> Update:
-        """Local. The pass that moves one variable.
+        """Local. The pass that changes one variable.
 
         Args:
             step: 1 in the first step.
@@ -90,7 +90,7 @@ class LayerKernel(ABC):
             direction_norm: Euclidean norm of the direction.
 
         Returns:
-            As of `Kernel.prepare`; its `gradient` is the direction.
+            An update as `Kernel.prepare` returns it; its `gradient` is the direction.
         """
 
 

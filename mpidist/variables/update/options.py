@@ -39,12 +39,12 @@ class OptionKeywords(OptionKeywordsButDecay, total=False):
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """The work of an optimizer around its kernel.
+    """Options of every optimizer: clipping, weight decay, gradient accumulation and moving averages.
 
     Gradients are clipped after they are summed over the replicas (and averaged over accumulated calls), so that the
-    result does not depend on the number of replicas. At most one of the three ways to clip may be used. Of a variable
-    made with `sparse_gradient=True` only the rows that some replica names are summed: the other rows do not count in
-    norms and do not decay. Such variables exclude accumulation and averaging.
+    result does not depend on the number of replicas. At most one of the three clipping options may be used. Of a
+    variable made with `sparse_gradient=True` only the rows that some replica names are summed: the other rows do not
+    count in norms and do not decay. Such variables exclude accumulation and averaging.
 
     Attributes:
         weight_decay: In each update every parameter with a gradient first loses `learning_rate * weight_decay` of
@@ -52,15 +52,15 @@ class OptimizerOptions:
         clipvalue: Elements of gradients are cut to [-clipvalue, clipvalue].
         clipnorm: Gradients of larger Euclidean norm are scaled down to it, variable by variable.
         global_clipnorm: The same with the norm over all variables of the call.
-        gradient_accumulation_steps: Gradients are added up on this replica, and their mean is reduced and applied once
-            in so many calls. At least 2.
-        use_ema: Keep an exponential moving average of the variables, which follows each call. It begins with the
-            variables after the first update. Moves in calls that only accumulate are made at the next update, or by
-            `finalize_variable_values`.
+        gradient_accumulation_steps: Number of calls, at least 2, whose gradients are added up on this replica; then
+            their mean is reduced and applied.
+        use_ema: Keep an exponential moving average of the variables, with one step of the average in each call. It
+            begins with the variables after the first update. The steps of calls that only accumulate are made at the
+            next update, or by `finalize_variable_values`.
         ema_momentum: Decay of the average.
-        ema_overwrite_frequency: The variables become their average once in so many updates; None: only when
-            `finalize_variable_values` is called. With accumulation they become it in the first call for this update,
-            too, which is then Collective.
+        ema_overwrite_frequency: Number of updates after which the variables are set to their average; None: only
+            `finalize_variable_values` does so. With accumulation the first call for this update sets them, too, and is
+            then Collective.
         master_copy: For variables of half precision (float16, bfloat16) the state has a copy in float32, slot
             "master_copy": updates change the copy, and the variable is the copy rounded, so that updates too small for
             the variable add up. A variable that the program assigns to, or restores, is copied again. The state of such
@@ -71,8 +71,8 @@ class OptimizerOptions:
             MismatchError where ranks have had gradients for other variables so far: save after an update, or `flush`.
 
     Raises:
-        ValueError: Something is out of range, or two kinds of clipping are asked for.
-        TypeError: Something has another type.
+        ValueError: An option is out of range, or two kinds of clipping are given.
+        TypeError: An option has a wrong type.
     """
 
     weight_decay: float | None = None
