@@ -89,10 +89,10 @@ def slots_of(kind: type) -> tuple[str, ...]:
 
 
 class FixedAttributes:
-    """Refuses assignments that would do nothing: to a name that the object does not have, or to one that is fixed.
+    """Refuses assignments without an effect: to an attribute that does not exist, or to one that is fixed.
 
-    Names with an underscore are the class's own, and properties decide for themselves. A class of the program that
-    extends such a class may add names of its own. Costs a call of Python for each assignment, and nothing else.
+    Names that begin with an underscore are not checked, and properties have their own setters. A subclass in the
+    program may add attributes of its own. The only cost is a call of Python for each assignment.
     """
 
     _assignable: ClassVar[frozenset[str]] = frozenset()

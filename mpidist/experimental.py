@@ -23,9 +23,9 @@ CollectiveCommunication = CommunicationImplementation
 
 
 class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
-    """`mpidist.MultiWorkerMirroredStrategy` with the older order of arguments.
+    """Collective. `mpidist.MultiWorkerMirroredStrategy` with the older order of arguments.
 
-    Collective. Args:
+    Args:
         communication: The collective to use, or its name.
         cluster_resolver: Describes the cluster.
     """

@@ -14,11 +14,11 @@ from mpidist.arrays import AnyArray, as_array, move, namespace, to_host
 class IndexedSlices:
     """Rows of a larger array. A row may occur several times; all its occurrences count in a sum.
 
-    The rows are in host memory, since the ranks exchange them there. CuPy arrays are copied to it.
+    The rows are in host memory, where the ranks exchange them; CuPy arrays are copied to it.
 
     Attributes:
         values: The rows, of shape (rows, ...).
-        indices: Integers of shape (rows,): the place of each row along the first axis of the whole array.
+        indices: Integers of shape (rows,): the index of each row in the first dimension of the whole array.
         dense_shape: Shape of the whole array, None where it is not needed.
 
     Raises:
@@ -62,7 +62,7 @@ class IndexedSlices:
         return self.values.dtype
 
     def to_dense(self) -> AnyArray:
-        """Local. The whole array. Its rows are sums of the rows with their index, and zero where there is none.
+        """Local. The whole array. Each of its rows is the sum of all rows with its index, and zero without any.
 
         Raises:
             ValueError: There is no `dense_shape`.

@@ -27,7 +27,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Local. The operation that an aggregation stands for.
+        """Local. The operation that corresponds to an aggregation.
 
         Raises:
             ValueError: `aggregation` is neither SUM nor MEAN.
@@ -127,15 +127,15 @@ def parse_enum(kind: type[E], value: object, argument: str, owner: str = "") -> 
 
 @dataclass(frozen=True)
 class CommunicationOptions:
-    """The way a strategy communicates.
+    """Options of a strategy's communication.
 
     Attributes:
         bytes_per_pack: Size in bytes of the chunks of a large reduction; 0 lets the library choose.
         timeout_seconds: The time that a rank waits for the others at the beginning of a collective call or of a step.
-            After it, an error names the ranks that are missing; in all else that a strategy does a report does, and the
+            After it, an error names the missing ranks; where a strategy waits elsewhere, a report names them and the
             job ends. None and 0 set no limit, and cost nothing.
         implementation: The collective, or its name; `AUTO` lets the library choose.
-        check: Compare calls between the ranks before each of them, not only the first ones, and the variables' values.
+        check: Compare every call between the ranks, not only the first ones, and compare the variables' values.
         wire_dtype: "float16" or "bfloat16": the dtype in which float32 gradients are sent to be summed; they are added
             up in float32. It halves the bytes sent, and rounds the gradients and the sum. All dense float32 gradients
             of a step together must have 64 KB or more. Given for a call, it holds for each array of 64 KB or more.
@@ -143,8 +143,12 @@ class CommunicationOptions:
         compression: An approximate way for optimizers to sum gradients, for example `PowerSGD(rank=4)`; see
             `mpidist.comm.compression.compression.Compression`. Variables are then private to each rank, as with an
             `implementation`. A checkpoint of an optimizer holds the errors that compression has left on each rank, of
-            the size of a gradient per rank. So a program continues bit for bit on as many ranks; on another number of
-            ranks only the sum of these errors is kept.
+            the size of a gradient per rank. So a program continues bit for bit on the same number of ranks; on another
+            number of ranks only the sum of these errors is kept.
+
+    Raises:
+        ValueError: An option is out of range, or options contradict each other.
+        TypeError: An option has a wrong type.
     """
 
     bytes_per_pack: int = 0
@@ -185,7 +189,7 @@ class CommunicationOptions:
 
         Raises:
             ValueError: The merged options contradict each other.
-            TypeError: `other` is something else.
+            TypeError: `other` is neither `CommunicationOptions` nor None.
         """
         if other is None:
             return self
@@ -250,12 +254,17 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """The way in which servers, workers and the coordinator communicate.
+    """Options of the communication between servers, workers and the coordinator.
 
     Attributes:
-        way: One-sided calls of MPI, or sockets, or the name of either; `AUTO` lets the library choose.
-        ports: The first and the last port on which a rank may wait for others on other hosts; default: any free one.
-        silence_seconds: A rank on another host is lost when nothing has come from its host for so long; at least 1.
+        way: The transport, or its name: one-sided calls of MPI, or sockets; `AUTO` lets the library choose.
+        ports: The first and the last port on which a rank may listen for other hosts; default: any free one.
+        silence_seconds: A rank on another host counts as lost after this many seconds without a message from its host;
+            at least 1.
+
+    Raises:
+        ValueError: An option is out of range.
+        TypeError: An option has a wrong type.
     """
 
     way: WindowWay | str = WindowWay.AUTO

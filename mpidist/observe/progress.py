@@ -18,7 +18,7 @@ from mpidist.first_rank import is_chief
 
 
 class Progress:
-    """Shows the progress of a loop. Local; every rank may use it, and only the chief prints.
+    """Local. Shows the progress of a loop. Every rank may use it, and only the chief prints.
 
     The chief is the first rank of the strategy in whose scope the object is made. Outside any scope it is the first
     rank of the job; where the cluster has evaluators, each of them is its own chief.
@@ -92,7 +92,7 @@ class Progress:
             self._show_line()
 
     def write(self, text: str) -> None:
-        """Root only, harmless elsewhere. The chief is the root. Print a line above the bar, or into the log."""
+        """Root only: the chief. Print a line above the bar, or into the log; other ranks do nothing."""
         if not self._is_shown:
             return
         if self._bar is not None:

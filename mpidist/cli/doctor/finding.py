@@ -38,9 +38,9 @@ class Finding:
 
 
 class Report:
-    """Findings, shown by the first rank.
+    """Local. Findings, shown by the first rank.
 
-    Local. Args:
+    Args:
         as_json: One object at the end. Otherwise lines come at once: MPI may end the process when it starts.
         is_shown: Whether this rank shows it.
     """
