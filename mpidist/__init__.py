@@ -12,12 +12,12 @@ Importing this package starts no MPI. Without a launcher a program has one repli
 - Strategies: `MultiWorkerMirroredStrategy` (all ranks), `MirroredStrategy` (one node), `OneDeviceStrategy`,
   `CentralStorageStrategy`, `ParameterServerStrategy`; `get_strategy()` is the current one.
 - In a strategy: `scope()`, `run()`, `reduce()`, `gather()`, `experimental_distribute_dataset()`.
-- What spans ranks: `Variable`, `Module`, `optimizers`, `metrics`, `data.Dataset`.
-- What survives a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
-- Who takes part: `cluster_resolver`; `mpidist doctor` on the command line says what is missing.
+- Objects that span ranks: `Variable`, `Module`, `optimizers`, `metrics`, `data.Dataset`.
+- Objects that survive a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
+- The ranks that take part: `cluster_resolver`; `mpidist doctor` on the command line says what is missing.
 
-The first line of a docstring says who must call: *Collective* (every rank, in one order), *Local* (any rank, it
-communicates with nobody) or *Root only* (rank 0).
+The first line of a docstring says which ranks must call: *Collective* (all ranks, in the same order), *Local* (any
+rank; the call does not communicate) or *Root only* (rank 0).
 
 The guides are in `docs/`; `docs/architecture.md` says how the package is built.
 """
@@ -232,10 +232,10 @@ def _leave() -> None:
         ending.leave()
 
 
-# Exit functions run in reverse order. Those that the program registers after its imports run before its ranks leave
-# each other: they may communicate, and after a death they run at all.
+# Exit functions run in reverse order. Those that the program registers after its imports run before this one, while the
+# ranks can still communicate. After a death of a rank this one ends the process, and functions after it would not run.
 atexit.register(_leave)
 
-# A job that is signalled while it starts shall be queued again. Elsewhere no handler is set, and nothing loaded.
+# A job that gets a signal while it starts is requeued. Elsewhere no handler is set, and nothing is loaded.
 if {"SLURM_JOB_ID", "MPIDIST_SIGNALS"} & set(os.environ):
     importlib.import_module("mpidist.cluster.early_signals").begin()

@@ -1,4 +1,4 @@
-"""The cluster resolvers, under the names of `tf.distribute.cluster_resolver`."""
+"""Cluster resolvers, with the names of `tf.distribute.cluster_resolver`."""
 
 from typing import TYPE_CHECKING, NoReturn
 

@@ -1,4 +1,4 @@
-"""Initial values that are the same in whatever shards a variable is cut: `mpidist.Variable(initializer, shape=...)`."""
+"""Initial values that do not depend on the shards of a variable: `mpidist.Variable(initializer, shape=...)`."""
 
 from __future__ import annotations
 

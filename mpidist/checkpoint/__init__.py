@@ -1,1 +1,1 @@
-"""Checkpoints: a tree of arrays, agreed on by a group of ranks, in one HDF5 file."""
+"""Checkpoints: saves the objects of a program to one HDF5 file, and restores them on any number of ranks."""

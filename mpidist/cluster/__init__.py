@@ -1,1 +1,1 @@
-"""The participants of a program: clusters, the resolvers that describe them, tasks, and devices."""
+"""Clusters: the ranks that take part, their tasks and devices, and the resolvers that describe them."""

@@ -1,1 +1,1 @@
-"""Communicators, collectives and node memory: ranks find each other here and exchange arrays."""
+"""Communication: communicators, collective operations, and memory that ranks share."""

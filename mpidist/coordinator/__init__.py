@@ -1,4 +1,4 @@
-"""The coordinator: hands closures to workers, decides which of their updates count, and hands them out again."""
+"""The coordinator: gives functions to workers, commits their updates, and gives functions of lost workers to others."""
 
 from typing import TYPE_CHECKING, NoReturn
 

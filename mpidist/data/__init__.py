@@ -1,4 +1,4 @@
-"""Input: datasets, their options, and the way ranks share them.
+"""Input: datasets, their options, and the rules by which ranks share them.
 
 One rank is one input pipeline and one replica. In the tables, n is the number of ranks, r the number of this rank, and
 G the global batch size. `experimental_distribute_dataset` takes the same dataset on every rank:
@@ -22,20 +22,20 @@ The `auto_shard_policy` of the dataset says what a rank of MirroredStrategy and 
     AUTO     FILE where the dataset reads at least n files and nothing else, else DATA; also DATA where it is numbered
              by `enumerate`, or zips lists of files that differ
 
-Under FILE each rank has all of what is no file, from its beginning: an array that is zipped with files meets others of
-their examples on several ranks, and one that is concatenated comes once per rank.
+FILE shards only files: each rank reads all other data, from its beginning. So an array that is zipped with files is
+paired with other examples on other ranks, and one that is concatenated with files occurs once per rank.
 
-Where n does not divide G, the sizes of a rank's batches vary in turn, so that every step has G examples as long as all
+Where n does not divide G, the sizes of a rank's batches alternate, so that every step has G examples as long as all
 ranks have data. A rank without data gets empty batches. Errors are raised on every rank.
 
 Another number of ranks can load the position of an iterator: under DATA, FILE, HINT and AUTO the pass continues with no
 example repeated or left out, and the next pass is shared by the new ranks. Under OFF the ranks have nothing in common
 but the number of steps.
 
-Words of this package: an *item* stands for an example that is still unread; a *stream* orders items, a *source* reads
-them, and a *pipeline* is both. A *piece* is a rank's rows of one global batch, a *shard* every n-th item of a stream,
-and a *share* all that a rank reads. A *reader* is a rank that takes part in sharing; the reader of `from_files` is a
-function that opens a file.
+Words of this package: an *item* is the number of an example before it is read; a *stream* orders items, a *source*
+reads them, and a *pipeline* is both. A *piece* is a rank's rows of one global batch, a *shard* every n-th item of a
+stream, and a *share* all that a rank reads. A *reader* is a rank that takes part in sharing; the reader of `from_files`
+is a function that opens a file.
 
 The modules, each importing only those named after it: `distribution` (shares of ranks), `dataset`, `transformations`
 (a module each, and a line in `Dataset`), `dataset_base`, `pipeline`, `reading` (from items to arrays), `items` (the

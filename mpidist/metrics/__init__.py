@@ -1,4 +1,4 @@
-"""Metrics over all replicas. A new metric is one module with its measure, and one line here."""
+"""Metrics over all replicas. To add a metric, write one module with its measure, and one line here."""
 
 from typing import TYPE_CHECKING, NoReturn
 

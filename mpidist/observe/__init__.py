@@ -1,4 +1,4 @@
-"""Output for people who watch a run: progress, and which rank waits for which."""
+"""Output for users who watch a run: progress, and the ranks that wait for others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Progress"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        # Loaded at first use: the recorder, below the communicators, needs nothing of it.
+        # Loaded at first use: `progress` imports modules that import the recorder, which imports this package.
         if name not in __all__:
             no_attribute(__name__, name)
         value = globals()[name] = getattr(importlib.import_module("mpidist.observe.progress"), name)

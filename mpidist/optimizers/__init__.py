@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules. A new family is one module with its kernel, and one line here."""
+"""Optimizers and learning-rate schedules. To add a family, write one module with its kernel, and one line here."""
 
 from typing import TYPE_CHECKING, NoReturn
 

@@ -1,1 +1,1 @@
-"""Parameter servers: their protocol, and the coordinator's, the servers' and the workers' part of it."""
+"""Parameter servers: the messages, and the parts of the coordinator, the servers and the workers."""

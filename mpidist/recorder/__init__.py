@@ -1,1 +1,1 @@
-"""The flight recorder: what a rank notes of its calls, for the others to read."""
+"""The flight recorder: each rank records its calls where other ranks and tools can read them."""

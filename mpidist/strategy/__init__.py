@@ -1,1 +1,1 @@
-"""Strategies: the user's one entry to scope, run, reduce, gather and data."""
+"""Strategies: the user's interface to scopes, replicas, reductions and distributed datasets."""

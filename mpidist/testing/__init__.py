@@ -1,4 +1,4 @@
-"""Tests of programs of several ranks: the pytest plugin, and the contract of a collective (`testing.contract`)."""
+"""Tests for programs of several ranks: the pytest plugin, and the tests of a user's collective (`testing.contract`)."""
 
 from mpidist.comm.group.communicator import Communicator
 from mpidist.testing.plugin import communicator, fake_nodes

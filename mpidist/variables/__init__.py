@@ -1,1 +1,1 @@
-"""Variables: arrays that span ranks, and where they live."""
+"""Variables: arrays that replicas share, and the memory that holds them."""

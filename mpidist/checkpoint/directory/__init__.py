@@ -1,1 +1,1 @@
-"""The directory of checkpoints: the names in it, its lock, the state file, and what may be deleted."""
+"""The directory of checkpoints: file names, the lock, the state file, and the deletion of old files."""

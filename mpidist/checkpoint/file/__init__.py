@@ -1,1 +1,1 @@
-"""The HDF5 file of a checkpoint: its layout, and the bytes that each rank reads and writes."""
+"""The HDF5 file of a checkpoint: its layout, and the parts that each rank reads and writes."""

@@ -1,1 +1,1 @@
-"""A job that is about to end: the notice, the last checkpoint, and the queue."""
+"""Preemption: notices that the job is about to end, the last checkpoint, and requeueing."""

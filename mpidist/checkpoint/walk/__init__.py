@@ -1,1 +1,1 @@
-"""The walk over a checkpoint's objects: what it holds of them, and what a file holds for them."""
+"""The walk over a checkpoint's objects, and the matching of their paths with those in a file."""

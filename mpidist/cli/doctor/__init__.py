@@ -1,1 +1,1 @@
-"""`mpidist doctor`: what this machine, this job and this cluster lack."""
+"""`mpidist doctor`: examines the machine, the ranks and the cluster, and prints fixes for what is wrong."""

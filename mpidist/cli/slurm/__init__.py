@@ -1,1 +1,1 @@
-"""`mpidist sbatch` and `mpidist lint`: job scripts, written and read."""
+"""`mpidist sbatch` writes job scripts for Slurm; `mpidist lint` checks them."""

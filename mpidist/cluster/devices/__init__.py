@@ -1,1 +1,1 @@
-"""Devices of ranks: their names, and the GPU of each rank."""
+"""Devices: their names, and the choice of a GPU for each rank."""

@@ -1,1 +1,1 @@
-"""Resolvers: each describes the cluster from one source."""
+"""Cluster resolvers: each reads the description of the cluster from one source."""

@@ -1,1 +1,1 @@
-"""The roles of ranks: who trains, coordinates, serves or evaluates."""
+"""Roles of ranks: chief, worker, parameter server or evaluator."""

@@ -1,1 +1,1 @@
-"""Slurm: its host lists, steps and jobs."""
+"""Slurm: its host lists, job steps, and jobs."""

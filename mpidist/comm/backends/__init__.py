@@ -1,1 +1,1 @@
-"""Backends: each of them moves and combines flat arrays in its own way."""
+"""Backends of the collectives: each is one algorithm that moves and combines flat arrays."""

@@ -1,1 +1,1 @@
-"""The choice of a backend: by availability, by speed, and by the user's wish."""
+"""The choice of a backend: by availability, by measured speed, and by the user's options."""

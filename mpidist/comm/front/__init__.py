@@ -1,1 +1,1 @@
-"""The front of all collectives: checks, conversions, the call log, packing, sparse sums."""
+"""The front of all collectives: checks of arguments, conversions, the call log, packing, and sparse sums."""

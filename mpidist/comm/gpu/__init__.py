@@ -1,4 +1,4 @@
 """Arrays in GPU memory: CUDA, NCCL, staging, and MPI libraries that take device pointers.
 
-docs/gpus.md says what is proven, and how.
+docs/gpus.md says which parts were tested on GPUs, and how.
 """

@@ -1,1 +1,1 @@
-"""Groups of ranks: communicators, what belongs to them, and agreement in them."""
+"""Groups of ranks: communicators, the resources that are freed with them, and agreement between ranks."""

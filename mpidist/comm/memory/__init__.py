@@ -1,1 +1,1 @@
-"""Memory that the ranks of a node share, and memory of one rank that the others reach."""
+"""Memory that the ranks of a node share, and memory of one rank that other ranks read."""

@@ -1,1 +1,1 @@
-"""The ways by which ranks reach each other's memory: one-sided calls of MPI, and sockets."""
+"""Windows: access to other ranks' memory, by one-sided calls of MPI or by sockets."""

@@ -1,1 +1,1 @@
-"""Distribution: each rank's share of a dataset, and the iterator that keeps the ranks in step."""
+"""Distribution of datasets: each rank's share, and the iterator that keeps the ranks in step."""

@@ -1,1 +1,1 @@
-"""Order of examples: which ones come, and when. Pure arithmetic; nothing is read here."""
+"""The order of examples, as pure arithmetic: nothing is read here."""

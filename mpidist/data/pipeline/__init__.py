@@ -1,1 +1,1 @@
-"""Pipelines: a stream of items joined with the source that reads them."""
+"""Pipelines: a stream of items, and the source that reads them."""

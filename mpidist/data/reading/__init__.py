@@ -1,1 +1,1 @@
-"""Reading: the ways from an item to its arrays."""
+"""Reading: makes arrays from items."""

@@ -1,1 +1,1 @@
-"""Transformations of datasets, a module each: the order of the items, and the function that `Dataset` names."""
+"""Transformations of datasets, one module each: the order of the items, and the method of `Dataset`."""

@@ -1,1 +1,1 @@
-"""The families of optimizers: each is one kernel, and the function that makes an optimizer of it."""
+"""The families of optimizers: each module has one kernel, and the function that makes its optimizer."""

@@ -1,1 +1,1 @@
-"""The coordinator as the home of served variables."""
+"""The coordinator's side of variables on servers: it makes, reads and writes them."""

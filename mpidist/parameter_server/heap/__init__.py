@@ -1,1 +1,1 @@
-"""The memory of a server: variables, and slots for pushes."""
+"""The memory of a server: variables, and slots for the updates that workers push."""

@@ -1,1 +1,1 @@
-"""Messages between coordinator, servers and workers, and how they are sent."""
+"""Messages between coordinator, servers and workers, and their transport."""

@@ -1,1 +1,1 @@
-"""The coordinator's queue of closures; pure."""
+"""The coordinator's queue of closures. It has no input and output, and no threads."""

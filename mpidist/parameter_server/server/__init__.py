@@ -1,1 +1,1 @@
-"""The server: it holds variables, and applies what the coordinator commits."""
+"""The server: holds variables, and applies the updates that the coordinator commits."""

@@ -1,1 +1,1 @@
-"""The worker: it runs closures."""
+"""The worker: runs closures."""

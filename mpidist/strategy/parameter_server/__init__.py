@@ -1,1 +1,1 @@
-"""`ParameterServerStrategy`, and workers that join it."""
+"""`ParameterServerStrategy`, `Server`, and workers that join a running job."""

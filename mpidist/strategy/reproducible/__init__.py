@@ -1,1 +1,1 @@
-"""The same bits on any number of ranks: logical replicas."""
+"""Gradients with the same bits on any number of ranks, by logical replicas."""

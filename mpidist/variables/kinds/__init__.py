@@ -1,1 +1,1 @@
-"""Kinds of variables: mirrored, ON_READ, served, sharded."""
+"""Kinds of variables: mirrored, ON_READ, served by parameter servers, sharded."""

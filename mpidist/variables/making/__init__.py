@@ -1,1 +1,1 @@
-"""The making of variables: their initial values and shards."""
+"""Construction of variables: initial values and shards."""

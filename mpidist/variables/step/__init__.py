@@ -1,1 +1,1 @@
-"""The synchronous step: plans, bundles and tables of variables, and how a step goes through them."""
+"""The synchronous step of an optimizer: its plans, and the sums and updates that it makes."""

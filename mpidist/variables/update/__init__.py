@@ -1,1 +1,1 @@
-"""The arithmetic of an update: kernels, and the work around them. It knows no variables and does not communicate."""
+"""The arithmetic of an update: kernels and options. It has no variables, and does not communicate."""

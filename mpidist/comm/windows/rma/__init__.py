@@ -1,1 +1,1 @@
-"""Windows by MPI's one-sided calls."""
+"""Windows by one-sided calls of MPI (remote memory access)."""

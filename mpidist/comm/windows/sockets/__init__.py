@@ -1,1 +1,1 @@
-"""Windows by sockets."""
+"""Windows by TCP sockets, also for workers that join a running job."""
