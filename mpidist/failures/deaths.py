@@ -1,10 +1,10 @@
-"""Deaths: ranks that have ended while others still needed them.
+"""Deaths: processes of ranks that have terminated without notice while other ranks still needed them.
 
-A thread watches the processes of all ranks on this host by their process descriptors (`man 2 pidfd_open`), which the
-kernel makes readable when a process ends, however it ends; another one looks at those without (`lives.py`). Neither
-needs MPI: after a death a call of MPI may never return. Ranks tell each other before they end (`ending.py`),
-so who ends without that is dead. Deaths on other hosts are known where MPI reports them (Open MPI with fault
-tolerance), the launcher does (Hydra, by SIGUSR1), or the files of a job directory (`failures/job_directory.py`).
+One thread waits on the process descriptors of all ranks on this host (`man 2 pidfd_open`), which the kernel makes
+readable when a process terminates for any reason; another thread polls processes without descriptor (`lives.py`).
+Neither needs MPI: after a death a call of MPI may never return. A rank that ends in good order notifies the others
+before (`ending.py`); one that terminates without this is dead. Deaths on other hosts are reported by MPI (Open MPI with
+fault tolerance), by the launcher (Hydra, by SIGUSR1), or by files in a job directory (`failures/job_directory.py`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mpidist.failures.waits import FORKED, LEFT
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.launch import is_under_hydra as _is_under_hydra
 
-_NEWS_SECONDS = 1.0  # an error of MPI may come before the news of the death that is its cause
+_NEWS_SECONDS = 1.0  # MPI may raise an error before this process is notified of the death that caused it
 _UNKNOWN = "a rank on another host"
-SOME_RANK = "a rank"  # what MPI reports may be a death without a rank
-_APART = "this process"  # in `dead`, where this process itself makes no calls with others any more
-# After a death the program's own thread has so long to find out and to raise an error, where it can be caught. Then a
-# thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
+SOME_RANK = "a rank"  # MPI may report a death without the number of the rank
+_APART = "this process"  # the key in `dead` when this process itself must make no more calls with others
+# After a death the program's own thread has this time to notice it and to raise an error, which the program can catch.
+# Then a background thread ends the process: the program's thread may be in a call of MPI that never returns.
 DISCOVERY_SECONDS = 3.0
-# The end of the name of one that may be alive, and is lost.
+# The end of the name of a lost rank whose process may be alive.
 IS_SILENT = ", which does not respond"
 
 
@@ -58,21 +58,21 @@ def this_process(host: str) -> Process:
     Args:
         host: The name of this host.
     """
-    namespace = ""  # nobody watches a process without one
+    namespace = ""  # a process without one is not watched: its number could be another process's elsewhere
     with contextlib.suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
     return Process(host, os.getpid(), namespace)
 
 
 class DeathWatch:
-    """The deaths that this process knows of. There is one object of a process, `WATCH`.
+    """The detected deaths of processes. There is one object per process, `WATCH`.
 
     Attributes:
-        dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
-        needed: The processes whose deaths are told even if they are not the first.
-        spared: Those that all continue without, such as an evaluator: what is called with a name after their death.
-        gone: The names of the dead among these, who are not in `dead`.
-        was_raised: Whether the program's own thread was told by an error.
+        dead: The names of dead ranks, such as "rank 2 of 4 (process 77 on n3)"; empty while all are alive.
+        needed: The processes whose deaths are reported even if they are not the first.
+        spared: Processes without which the others continue, as an evaluator; for each a function, called at its death.
+        gone: The names of dead processes of `spared`, which are not in `dead`.
+        was_raised: Whether an error has reported a death in the program's own thread.
         is_over: Whether the program has ended, after which processes end one after another.
     """
 
@@ -85,7 +85,7 @@ class DeathWatch:
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
         self._watched: dict[int, tuple[Process, str]] = {}
-        # Descriptors of the dead, which know how they have ended.
+        # Descriptors of dead processes. They stay open: the kernel returns the exit status by them.
         self._ended: dict[Process, int] = {}
         self._lives = Lives()
         self._known: set[Process] = set()
@@ -97,29 +97,29 @@ class DeathWatch:
         self._heard: dict[int, list[Callable[[], None]]] = {}
 
     def note_raised(self) -> None:
-        """Local. The program is about to be told by an error; other threads than its own do not count."""
+        """Local. Note that an error is about to report a death in this thread; only the program's own thread counts."""
         self.was_raised = self.was_raised or threading.current_thread() is threading.main_thread()
 
     def note_end(self) -> None:
-        """Local. The program has ended: processes end one after another, and no death matters any more."""
+        """Local. Note that the program has ended: processes end one after another, and deaths are expected."""
         self.needed, self.is_over = frozenset(), True
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
-        """Local. Begin to care.
+        """Local. Begin to watch.
 
         Args:
-            on_death: Called in a thread of its own after the first death, and after each one of `needed`.
+            on_death: Called in a new thread after the first death, and after each death of a process of `needed`.
             ask_mpi: Returns the names of ranks whose death an error of MPI reports; empty for any other error.
         """
         self._on_death = on_death
         self._ask_mpi = ask_mpi
 
     def stop(self) -> None:
-        """Local. End it: a rank that ends from now on has told the others."""
+        """Local. Stop to watch: a rank that ends from now on has notified the others."""
         self._on_death = None
 
     def refuse_calls(self) -> None:
-        """Local. From now on this process makes no calls with others: the program has ended on all ranks."""
+        """Local. Refuse all further calls with other ranks: the program has ended on all ranks."""
         self.dead.setdefault(_APART, LEFT)
 
     def refuse_children(self) -> None:
@@ -136,7 +136,7 @@ class DeathWatch:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def _be_deaf(self) -> None:
-        # Signals of the child are not its parent's.
+        # The child inherits the pipe: without this its signals would be handled in the parent.
         if self._bell != -1:
             signal.set_wakeup_fd(-1)
 
@@ -160,44 +160,41 @@ class DeathWatch:
                 poll = self._open_poll()
                 descriptor = os.pidfd_open(process.number)
             except ProcessLookupError:
-                # It was alive a moment ago, when it told its number.
+                # It was alive when the group was created, and has terminated since.
                 self._note(process, name)
                 continue
             except OSError:
-                # An old kernel, or no descriptor left.
+                # The kernel has no `pidfd_open`, or no descriptor is free.
                 self._lives.add(process.number, functools.partial(self._note, process, name))
                 continue
-            self._watched[descriptor] = (process, name)
+            self._watched[descriptor] = (process, name)  # before `register`: the thread reads it, maybe at once
             poll.register(descriptor, select.EPOLLIN)
 
     def watches(self, process: Process) -> bool:
-        """Local. Whether the kernel tells of the end of a process."""
+        """Local. Whether this process watches another one for its end."""
         return self._on_death is not None and process in self._known
 
     def end(self, process: Process) -> None:
         """Local. Kill a process that is watched and has not ended; nothing if it is none."""
         for descriptor, (watched, _) in self._watched.copy().items():
             if watched == process:
-                # The descriptor is of this process, and of no later one with its number.
+                # By the descriptor, since the number may belong to a new process by now.
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def how_ended(self, process: Process) -> str:
-        """Local. The end of a process of this host, as of `lives.how_ended`; empty where that is not known."""
+        """Local. The way in which a process of this host ended, see `lives.how_ended`; empty where it is unknown."""
         descriptor = self._ended.get(process)
         return "" if descriptor is None else how_ended(descriptor)
 
     def lost(self, processes: Iterable[Process]) -> list[str]:
-        """Local. The names of the dead among some processes, and of dead ranks whose process is not known.
-
-        This process is one of them; where it is the only one, nobody is lost.
-        """
+        """Local. The names of the dead among some processes, with this one, and of dead ranks of unknown process."""
         if not self.dead:
             return []
         chosen = set(processes)
         if len(chosen) < 2:
             return []
-        # Threads of ours take note meanwhile.
+        # Background threads add deaths at any time, and a dictionary must not change during iteration.
         dead = self.dead.copy()
         return [name for process, name in dead.items() if process in chosen or isinstance(process, str)]
 
@@ -206,10 +203,10 @@ class DeathWatch:
 
         Args:
             processes: The processes of the ranks that take part.
-            what: The thing that cannot be done then, for the text.
+            what: The operation, for the text of the error.
 
         Raises:
-            RuntimeError: This process itself is a rank no more: it was forked from one, or has ended.
+            RuntimeError: This process is no rank any more: it was forked from one, or its program has ended.
         """
         lost = self.lost(processes)
         if lost and _APART in self.dead:
@@ -219,18 +216,18 @@ class DeathWatch:
             raise DeadRankError(f"{what} cannot be done: {describe(lost)}")
 
     def learn(self, error: BaseException) -> bool:
-        """Local. Whether anybody is dead, if need be after a look at an error of MPI, which may report a death."""
+        """Local. Whether any rank is dead, also according to an error of MPI, which may report a death."""
         for name in self._ask_mpi(error):
-            # Without the process each group would count as one of the dead rank's.
+            # Wait for the process first: a death without one would count in every group.
             if not self._wait_for_news("" if name == SOME_RANK else name):
                 self._note(name, name)
         return bool(self.dead)
 
     def take_notices(self, *, has_other_hosts: bool) -> None:
-        """Local. Take Hydra's notices: it sends SIGUSR1 to the ranks that are left when one dies.
+        """Local. Handle Hydra's notices: it sends SIGUSR1 to the remaining ranks when a rank dies.
 
-        A handler of the program's stays. Which process has sent a signal is not known in Python: without a death on
-        this host the signal is taken for one of another host's if there are other hosts, else for the user's.
+        A handler of the program's stays. Python does not say which process has sent a signal: without a death on this
+        host it is taken for Hydra's notice of a death on another host if there are other hosts, else for the user's.
 
         Args:
             has_other_hosts: Whether there are ranks on other hosts.
@@ -239,7 +236,7 @@ class DeathWatch:
             return
 
         def take(number: int, _: FrameType | None) -> None:
-            # What comes while one waits for news is answered with it; else many signals would be as many calls deep.
+            # One call answers all signals that arrive during it: nested handlers would use up the stack.
             if not self._is_taking:
                 self._is_taking = True
                 try:
@@ -254,26 +251,26 @@ class DeathWatch:
                 if self._take_other is not None:
                     self._take_other(False)
                     return
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, signal.SIG_DFL)  # the user's signal has its usual effect
                 os.kill(os.getpid(), number)
 
-        # Signals can be handled in the main thread only; elsewhere the notice ends the process, as without us.
+        # Python sets handlers in the main thread only; in another one the notice ends the process, as without mpidist.
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGUSR1, take)
             self._handler = take
             if has_other_hosts:
-                # Not in our thread itself: it brings the news that the notice waits for.
+                # In a new thread, see `hear`: the thread of this object reports the deaths that the notice waits for.
                 self.hear(signal.SIGUSR1, self._take_notice)
 
     def give_notices(self, function: Callable[[bool], None] | None) -> bool:
-        """Local. Call a function where Hydra's signal comes without news of a death; it may be the user's, or Slurm's.
+        """Local. Call a function at a SIGUSR1 without a known death: it may be the user's or Slurm's, and not Hydra's.
 
         Args:
-            function: Gets whether it may tell of a death on another host all the same. None: the signal is taken for
-                a death, or ends the process, as before.
+            function: Gets whether the signal may still report a death on another host. None: the signal counts as a
+                death, or ends the process, as before.
 
         Returns:
-            Whether the signal is taken for a notice: else a handler of the caller's own would be the only one.
+            Whether this object handles the signal; if not, the caller needs a handler of its own.
         """
         self._take_other = function
         return self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler
@@ -283,24 +280,25 @@ class DeathWatch:
 
         Args:
             number: The number of a signal that has a handler.
-            function: Called in a thread of its own, beside those of earlier calls.
+            function: Called in a new thread, in addition to the functions of earlier calls.
         """
         self._heard.setdefault(number, []).append(function)
         if self._bell == -1:
             self._open_bell()
 
     def _open_bell(self) -> None:
-        """Let signals wake our thread; where no descriptor is left, they are heard outside calls of MPI only."""
+        """Let signals wake this object's thread; if no descriptor is free, only signals outside calls of MPI count."""
         with contextlib.suppress(OSError):
             poll = self._open_poll()
             bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            # A full pipe loses only repetitions of signals that the thread has not read yet.
             previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
             if previous == -1:
                 self._bell = bell
                 os.register_at_fork(after_in_child=self._be_deaf)
                 poll.register(bell, select.EPOLLIN)
             else:
-                # Somebody else is woken, asyncio for instance.
+                # Another library uses the only such descriptor, asyncio for instance.
                 signal.set_wakeup_fd(previous)
                 os.close(bell)
                 os.close(writer)
@@ -314,11 +312,11 @@ class DeathWatch:
             self._take_other(True)
 
     def suspect(self) -> None:
-        """Local. Take a signal that came without news for the death of a rank on another host after all."""
+        """Local. Count a signal without a known death as the death of a rank on another host."""
         self._note(_UNKNOWN, _UNKNOWN)
 
     def note(self, process: tuple[str, int, str], name: str) -> None:
-        """Local. Take note of a death that somebody else has seen.
+        """Local. Note a death that another process has detected.
 
         Args:
             process: See `Process`.
@@ -328,7 +326,7 @@ class DeathWatch:
             self._note(Process(*process), name)
 
     def _wait_for_news(self, rank: str = "") -> bool:
-        """Wait until the death of a rank is known, or any if none is given."""
+        """Poll until the death of a rank is known, by default of any rank: errors may be faster than its report."""
         end = time.monotonic() + _NEWS_SECONDS
         while not (is_known := self._knows(rank)) and time.monotonic() < end:
             for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
@@ -343,11 +341,11 @@ class DeathWatch:
     def ignore_notices(self, *, at_end: bool = True) -> None:
         """Local. Ignore Hydra's notices from now on.
 
-        Hydra also sends them while ranks end in good order. Python gives signals back to the system when it ends, and
-        SIGUSR1 would then end the process; an ignored signal stays ignored.
+        Hydra also sends them while ranks end in good order. Python restores the default action of signals when it ends,
+        and SIGUSR1 would then end the process; an ignored signal stays ignored.
 
         Args:
-            at_end: The program has ended, where its own handler runs no more, either. Else that one stays.
+            at_end: Whether the program has ended, so that its own handler is replaced, too; else that one stays.
         """
         if (at_end or signal.getsignal(signal.SIGUSR1) is self._handler) and _is_under_hydra():
             with contextlib.suppress(ValueError):
@@ -369,7 +367,7 @@ class DeathWatch:
                     continue
                 process, name = self._watched.pop(descriptor)
                 poll.unregister(descriptor)
-                self._ended[process] = descriptor
+                self._ended[process] = descriptor  # before `_note`, which calls functions that read it
                 self._note(process, name)
 
     def _note(self, process: Process | str, name: str) -> None:
@@ -378,6 +376,7 @@ class DeathWatch:
         if self._on_death is None or process in self.gone:
             return
         (self.gone if is_spared else self.dead)[process] = name  # type: ignore[index]  # the spared are processes
+        # Before `on_death`, which may end this process: other hosts must still be notified.
         if is_told and isinstance(process, Process) and WATCHDOG.death_notes is not None:
             WATCHDOG.death_notes.add(process, name)
         if is_spared:
@@ -390,7 +389,7 @@ WATCH = DeathWatch()
 
 
 def describe(names: Iterable[str]) -> str:
-    """Local. A sentence about the dead, and the way out."""
+    """Local. A sentence about dead ranks, and the advice to restart the job."""
     listed = sorted(names)
     ended = ", ".join(name for name in listed if not name.endswith(IS_SILENT))
     silent = ", ".join(name.removesuffix(IS_SILENT) for name in listed if name.endswith(IS_SILENT))
