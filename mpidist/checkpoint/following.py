@@ -134,7 +134,7 @@ def follow(
 
 
 def _look(directory: str) -> tuple[str | None, object]:
-    """The path of the latest checkpoint, None if there is none, and what tells it from another one of that name."""
+    """The path of the latest checkpoint, None without one, and its difference from another one of that name."""
     try:
         path = latest_checkpoint(directory)
     except DamagedCheckpointError as error:
@@ -149,13 +149,13 @@ def _look(directory: str) -> tuple[str | None, object]:
         )
     if path is None:
         return None, None
-    # None where it was deleted a moment ago; the next one is about to be named.
+    # None where it was just deleted; the state file is about to name the next one.
     mark = _mark(path)
     return (None, None) if mark is None else (path, mark)
 
 
 def _mark(path: str) -> object:
-    """Path, inode and time of a file, which tell it from others of its name, too; None where it is gone."""
+    """Path, inode and time of a file, which differ from those of other files of its name; None without the file."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

@@ -116,7 +116,7 @@ class CheckpointManager(FixedAttributes):
         self._init_fn = init_fn
         self._last_step = None if last_checkpoint_step is None else whole("last_checkpoint_step", last_checkpoint_step)
         self._lock = DirectoryLock(self._directory)
-        # What is damaged or lost is an error of those who ask for the latest; a program may have others to restore.
+        # Damage and loss are errors of the methods that need the latest one; a program may restore an older one.
         self._state = self._present(read_state(self._directory, DirectoryState(last_preserved=time.time())))
         self._unnamed = [] if self._state.latest else [*self._numbers_of(candidates(self._directory, None))]
 

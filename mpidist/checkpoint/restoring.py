@@ -1,4 +1,4 @@
-"""Restoring: the arrays of a checkpoint file go back into objects, and the status tells which ones have."""
+"""Restoring: objects get the arrays of a checkpoint file, and the status says which ones have."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Status:
             ))
 
     def attribute_set(self, value: object) -> None:
-        """Local, and Collective where `value` brings new objects. Take note that an attribute was set to `value`."""
+        """Local, and Collective where `value` has new objects. Note that an attribute was set to `value`."""
         if self._file is None or self._is_busy or not self.waits() or not can_hold_variables(value):
             return
         # Without new objects there must be no communication: one rank alone may set the attribute, or all of them in

@@ -42,12 +42,12 @@ class LockOwner:
         restart: Number of restarts of that job.
         host: The host on which the process runs.
         process: The process's number on that host.
-        started: Its start, in clock ticks since the start of the host. Numbers are used again: this tells the holder
-            from a later process with the same number. 0 where the system does not tell.
+        started: Its start, in clock ticks since the start of the host. Numbers are reused: this tells apart the holder
+            and a later process with the same number. 0 where the system does not say.
         boot: The start of the host, by a name that the kernel gives it: hosts may have the same name. Empty where the
-            system does not tell.
+            system does not say.
         namespace: The PID namespace in which the process has its number, a container's for instance. Empty where the
-            system does not tell.
+            system does not say.
     """
 
     job: str
@@ -87,7 +87,7 @@ def this_process() -> LockOwner:
 
 
 def is_dead(holder: LockOwner, me: LockOwner) -> bool | None:
-    """Local. Tell whether a holder has certainly ended (True) or certainly runs (False); None if nobody here knows."""
+    """Local. Whether a holder has certainly ended (True) or certainly runs (False); None if it is unknown here."""
     if holder.job and holder.job == me.job and holder.restart != me.restart:
         return holder.restart < me.restart
     # The same number is another process where the host, its start or the PID namespace is another one.
@@ -188,7 +188,7 @@ class DirectoryLock:
         try:
             if _read(self.path) != holder:
                 return False
-            # By a rename: a reader, a third job for instance, sees the old holder or the new one.
+            # By a rename: a reader, such as a third job, reads the old holder or the new one.
             replace_file(self.path, _encode(me))
             return True
         finally:
@@ -254,7 +254,7 @@ def _create(path: str, me: LockOwner) -> bool:
     """Make the lock file; False if another process was quicker.
 
     The file is written under another name and then linked: `link` fails if the name exists, on network file systems
-    too, and nobody ever reads a half-written lock.
+    too, and no process ever reads a half-written lock.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.{secrets.token_hex(4)}.tmp"
@@ -334,7 +334,7 @@ def _surroundings(process: int) -> tuple[str, str]:
 
 
 def _start_of(process: int) -> int | None:
-    """The start of a process of this PID namespace; None if it has ended, 0 where the system does not tell."""
+    """The start of a process of this PID namespace; None if it has ended, 0 where the system does not say."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -218,7 +218,7 @@ def replace_file(path: str, data: bytes) -> None:
     try:
         write_at(descriptor, data, 0)
         # Before the rename: file systems may put a new name on the disk before the content behind it. After a crash
-        # the name would then stand for an empty file, and the old content would be lost.
+        # the name would then be that of an empty file, and the old content would be lost.
         os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
@@ -254,7 +254,7 @@ def _written_at(path: str) -> float:
     try:
         return os.path.getmtime(path)
     except OSError:
-        # Another job has deleted it a moment ago, or it is a link to nothing.
+        # Another job has just deleted it, or it is a link without a target.
         return 0.0
 
 
@@ -326,7 +326,7 @@ def retire(
     entries, preserved, gone = list(state.entries), state.last_preserved, []
     while len(entries) > max_to_keep:
         oldest = entries.pop(0)
-        # Saved before the last one that stays: the clock was set back, and nobody knows how long ago that was.
+        # Saved before the last one that is kept: the clock was set back, and the true difference is unknown.
         was_set_back = oldest.timestamp < preserved
         if keep_every_seconds is not None and (
             was_set_back or oldest.timestamp - keep_every_seconds >= preserved

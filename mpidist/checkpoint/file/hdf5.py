@@ -130,7 +130,7 @@ def create(path: str, records: Sequence[Record], shared: Mapping[str, str]) -> B
             raise
         raise OSError(int(hidden[1]), os.strerror(int(hidden[1]))) from error
     # The whole file gets its blocks now: a full disk is an error here, before any rank has begun to write. The size
-    # and the structure are on the disk before the content is, so that the later syncs only have content to bring.
+    # and the structure are on the disk before the content is, so that the later syncs only write content.
     descriptor = os.open(path, os.O_RDWR)
     try:
         file_bytes = os.fstat(descriptor).st_size

@@ -1,6 +1,6 @@
 """The layout of a checkpoint: the names of its datasets, and the bytes that each rank handles; pure.
 
-A dataset's path is the attribute path of its variable, `model/layers/0/kernel`. A part of a path stands as it is,
+A dataset's path is the attribute path of its variable, `model/layers/0/kernel`. A part of a path is unchanged,
 except for text that HDF5 cannot hold: `%`, `/`, NUL, a leading `.`, a part called `_mpidist` and invalid Unicode are
 percent-encoded as in URLs (`a/b` becomes `a%2Fb`, `.x` becomes `%2Ex`), and an empty part becomes a lone `%`.
 
@@ -80,7 +80,7 @@ class Record:
     Args:
         path: Its escaped path.
         shape: The full, global shape.
-        dtype: The dtype of NumPy; a byte string type stands for one text in UTF-8.
+        dtype: The dtype of NumPy; a byte string type is that of one text in UTF-8.
         replicas: Number of replicas whose components the first dimension holds; 0 where all share one value.
 
     Attributes:

@@ -44,7 +44,7 @@ class SavedFile:
 
     Raises:
         OSError: This rank cannot open the file.
-        CheckpointError: This rank sees another file than rank 0.
+        CheckpointError: This rank reads another file than rank 0.
     """
 
     def __init__(self, contents: Contents) -> None:

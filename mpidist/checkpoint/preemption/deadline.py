@@ -20,7 +20,7 @@ class Deadline:
     All times are seconds of one clock.
 
     Args:
-        ends_at: When the job ends; None if nobody knows.
+        ends_at: The time at which the job ends; None if it is unknown.
     """
 
     def __init__(self, ends_at: float | None) -> None:

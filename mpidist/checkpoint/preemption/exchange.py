@@ -1,4 +1,4 @@
-"""The exchange of notices: ranks tell each other what they know of the job's end while they compute."""
+"""The exchange of notices: ranks send each other notices of the job's end while they compute."""
 
 from __future__ import annotations
 

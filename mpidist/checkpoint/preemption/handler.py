@@ -35,7 +35,7 @@ from mpidist.failures.exit_code import leave_later, number_of
 from mpidist.parameter_server.chief.chief import Chief
 from mpidist.parameter_server.protocol.signal_relay import Others
 
-# Of the communicator on which ranks tell each other what they know.
+# The purpose of the communicator on which ranks exchange notices.
 PURPOSE = "preemption"
 # After the last save a program's exit functions may take so long.
 EXIT_SECONDS = 20.0
@@ -138,7 +138,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
         )
         if self._others is None:
-            # A rank that has failed sees whether the others wait for it in the save.
+            # A rank that has failed finds out whether the others wait for it in the save.
             self._group.share_directory(os.path.abspath(directory))
 
     @property
@@ -262,7 +262,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             self.close()
 
     def _exchange(self) -> tuple[int, int, float]:
-        """Collective. Tell all ranks what this one knows, and hear what they told in the last call.
+        """Collective. Send this rank's notices to all ranks, and receive what they sent in the last call.
 
         Returns:
             The largest reason of all ranks, the milliseconds since it was known, and when that was sent.
@@ -275,7 +275,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             sent_at, self._sent_at = self._sent_at, self._clock()
             own = self._own_reason()
             self._notices.tell(own, self._notice.passed_milliseconds(), has_failed=self._rescue.has_failed)
-            # In the last two steps: who knows may learn at once that a rank comes no more.
+            # In the last two steps: a rank with the notice may learn at once that another rank will not arrive.
             may_wait = own > 0 and self._group.size > 1 and not self._config.grace_period
             is_last = may_wait and self._notices.shows_failure(self._rescue.look)
         if is_last:

@@ -45,11 +45,11 @@ logger = logging.getLogger("mpidist")
 
 
 class StuckError(RuntimeError):
-    """After a notice of the job's end the program did not come to its next step, and time runs out."""
+    """After a notice of the job's end the program did not reach its next step, and the time is nearly over."""
 
 
 class Facts(NamedTuple):
-    """The facts that ranks tell one another after they have come out.
+    """The facts that ranks exchange after they have been called out.
 
     Attributes:
         steps: The complete steps.
@@ -168,7 +168,7 @@ class Rescue:
         self._sibling = sibling
         self._notice = notice
         self._exchange = exchange
-        # Nothing may stay because of the hook: a handler that the program drops hears no more.
+        # The hook must keep nothing alive: a handler that the program drops gets no more calls.
         self._handler = weakref.ref(handler)
         self._process = os.getpid()
         self.complete = 0
@@ -183,7 +183,7 @@ class Rescue:
 
         Args:
             complete: The number of steps that are complete.
-            watches: Whether a program that comes to no further step after a notice gets an error.
+            watches: Whether a program that reaches no further step after a notice gets an error.
         """
         self._is_on = True
         self.note_step(complete)
@@ -257,7 +257,7 @@ class Rescue:
             waits: Whether the notice may still be on its way: the error has left the program, which would end.
 
         Returns:
-            False where nothing says that the job is about to end, and nobody calls.
+            False where no notice says that the job is about to end, and no rank calls out the others.
         """
         handler = self._handler()
         is_own = self._is_on and not self._is_under_way and os.getpid() == self._process
@@ -279,7 +279,7 @@ class Rescue:
             if self._group.size == 1:
                 handler.end_after(self.complete, self._notice.reason)
             elif self.is_between and not is_called:
-                # The others come to the beginning of the next step.
+                # The others reach the beginning of the next step.
                 self.has_failed = True
                 handler.look_again(0)
             if self._calling.is_possible:
@@ -346,11 +346,11 @@ class Rescue:
         handler.end_after(max(one.steps for one in everyone), max(one.reason for one in everyone))
 
     def meet(self) -> None:
-        """Collective. All ranks are about to save: nobody is called out any more."""
+        """Collective. All ranks are about to save: no rank is called out any more."""
         self._calling.end()
 
     def _watch(self) -> None:
-        """Look, from a notice on, whether the program comes to its next step.
+        """Watch, from a notice on, whether the program reaches its next step.
 
         A Pool, for instance, waits without end for the result of a worker that a signal has ended.
         """

@@ -1,4 +1,4 @@
-"""Finds of one walk over a checkpoint's objects: its arrays by path, the ranks whose they are, and who writes."""
+"""Results of one walk over a checkpoint's objects: arrays by path, the ranks that share them, and which ranks write."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ from mpidist.variables.variable import BaseVariable
 
 
 class _Place(Enum):
-    """The place of a value.
+    """The place of a value: ROOT: in the checkpoint, or in containers of it. OBJECT: in an object.
 
-    Below the checkpoint by containers alone, in an object, in an attribute of a module that begins with `_`, by
-    containers alone, in an object of ours, in a state.
+    CACHE: in an attribute of a module that begins with `_`, or in containers of it. OURS: in an object of this package.
+    STATE: in the state of an object.
     """
 
     ROOT = auto()
@@ -46,7 +46,7 @@ class _Place(Enum):
 
 
 class _Member:
-    """A part of a path that goes through a set."""
+    """A part of a path below a set."""
 
     def __str__(self) -> str:
         return "(member)"
@@ -240,7 +240,7 @@ def _is_lost(value: object, place: _Place) -> bool:
     """Whether a value that is not saved may be something that training changes, and the program must say so.
 
     Numbers that objects have as attributes are settings, or counters, and their owner may be a library; see `numbers`.
-    An array that nobody can write to is a constant. Random generators of other libraries have `set_state`.
+    An array that cannot be written to is a constant. Random generators of other libraries have `set_state`.
     """
     if is_array(value) or hasattr(type(value), "set_state"):
         return place is not _Place.OURS and getattr(getattr(value, "flags", None), "writeable", True)
