@@ -25,9 +25,9 @@ from mpidist.errors import LauncherError, MpidistError
 from mpidist.failures.ending import agree_on_exit
 from mpidist.recorder.time_limits import LIMIT_VARIABLE
 
-# The first rank has so long to show its page where MPI cannot start: some seconds where packages load slowly.
+# The time in which the first rank shows its page where MPI cannot start: some seconds where packages load slowly.
 _FIRST_SECONDS = 15.0
-# So long ranks wait for each other, where nobody says how long: packages may load slowly.
+# The default time that ranks wait for each other, long since packages may load slowly.
 _LONGEST_SECONDS = 120
 
 

@@ -1,4 +1,4 @@
-"""The doctor's look at what the environment tells of the cluster: TF_CONFIG, launchers' variables, Slurm's."""
+"""The doctor's look at the variables that describe the cluster: TF_CONFIG, launchers' variables, Slurm's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_TASKS = 8
 
 
 def look_at_cluster() -> Iterator[Finding]:
-    """Local. Look at the variables that say who takes part; a job of Slurm's, or that there is none."""
+    """Local. Look at the variables that describe the ranks that take part, and at the Slurm job, if there is one."""
     yield from _tf_config()
     yield from _launcher_variables()
     yield from _slurm()

@@ -1,4 +1,4 @@
-"""The doctor's look at the GPUs of a job: which rank takes which, by its UUID, and who shares one."""
+"""The doctor's look at the GPUs of a job: which rank takes which GPU, by its UUID, and which ranks share one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RankGpus(NamedTuple):
 
     Attributes:
         host: Where it is.
-        node_rank: Its number on the host as the launcher tells it, by which it takes a GPU; None where it does not.
+        node_rank: Its number on the host by the launcher's variables, by which it takes a GPU; None without them.
         installed: Number of GPUs of the host that its files show.
         visible: `CUDA_VISIBLE_DEVICES`, None where it is not set.
         seen: UUID and place on the bus of each GPU that CUDA shows to it. A UUID may be empty with an old driver.
@@ -95,7 +95,7 @@ def _is_on(variable: str) -> bool:
 
 
 def find_gpus(told: Sequence[RankGpus], *, may_share: bool = False, asks: bool = False) -> list[Finding]:
-    """Local. Find out who takes which GPU.
+    """Local. Find out which rank takes which GPU.
 
     Args:
         told: The GPUs of each rank, in the order of ranks.

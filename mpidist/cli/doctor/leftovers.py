@@ -1,4 +1,4 @@
-"""The doctor's look at what killed jobs have left in /dev/shm: files of MPICH, which nobody else removes."""
+"""The doctor's look at what killed jobs have left in /dev/shm: files of MPICH, which nothing else removes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MILLION = 1e6
 def look_at_leftovers(
     folder: Path = _FOLDER, processes: Path = Path("/proc"), *, clean: bool = False, now: float | None = None
 ) -> Iterator[Finding]:
-    """Local. Look for files that killed jobs of MPICH have left, and remove those that certainly nobody uses.
+    """Local. Look for files that killed jobs of MPICH have left, and remove those that certainly no process uses.
 
     Args:
         folder: The folder of the files.

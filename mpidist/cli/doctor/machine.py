@@ -40,7 +40,7 @@ _ASK = f"{_ASK_NAME}MPI.Init()\nMPI.Finalize()\n"
 _LEAST_SHARED, _GOOD_SHARED = 64 << 20, 1 << 30
 # As `mpidist.variables.memory.sharing` has it, which loads NumPy.
 SHARED_FROM = 1 << 28
-# The number of ranks of a host, as launchers tell it.
+# The variables in which launchers give the number of ranks of a host.
 _NODE_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
@@ -170,8 +170,8 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _node_ranks() -> int:
-    """The number of ranks on this host, as far as the launcher tells it."""
-    # srun tells each task the numbers of all nodes, "3,1(x2)", and which one is its own.
+    """The number of ranks on this host, if the launcher gives it."""
+    # srun gives each task the numbers of all nodes, "3,1(x2)", and which one is its own.
     node = launch.number(os.environ.get("SLURM_NODEID"))
     if node is not None and is_own_step(os.environ):
         with contextlib.suppress(ValueError, IndexError):

@@ -67,7 +67,7 @@ _MEND = {
 
 
 def look_at_modules() -> Iterator[Finding]:
-    """Local. Look at what no program goes without: nothing is found where it can be imported."""
+    """Local. Look at the required packages: there is no finding where they can be imported."""
     for name in ("numpy", "mpi4py"):
         try:
             importlib.import_module(name)

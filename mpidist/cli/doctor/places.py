@@ -78,7 +78,7 @@ def look_at_hosts(communicator: Communicator, own: Sequence[Finding]) -> Iterato
                 others.setdefault((one.subject, one.state), []).append((host, one))
     for (subject, state), found in others.items():
         names = ", ".join(dict.fromkeys(host for host, _ in found))
-        # Their texts have numbers of each host: one stands for all.
+        # Their texts differ only in numbers of each host: one is shown for all.
         yield Finding(subject, state, f"on {names}: {found[0][1].text}", found[0][1].fix, found[0][1].data)
 
 

@@ -1,4 +1,4 @@
-"""The doctor's look at mpidist's own variables of the environment: names nobody reads, values nobody takes."""
+"""The doctor's look at mpidist's own variables of the environment: unknown names, invalid values."""
 
 from __future__ import annotations
 

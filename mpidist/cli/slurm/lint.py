@@ -155,7 +155,7 @@ def _gpus(script: JobScript) -> Iterator[LintFinding]:
 
 
 def _gpus_of_node(script: JobScript, component: int) -> int | None:
-    """The number of GPUs of a node, by `--gpus-per-node` or `--gres`; None where neither tells it."""
+    """The number of GPUs of a node, by `--gpus-per-node` or `--gres`; None where neither gives it."""
     for option in reversed(script.options):
         if option.component != component:
             continue
@@ -298,7 +298,7 @@ def _sruns(script: JobScript) -> list[Command]:
         command for command in script.commands
         if command.is_srun and (command.options.get("ntasks") != "1" or ":" in command.words)
     ]
-    # Where nobody says otherwise: options of sbatch itself replace those in the script.
+    # Unless sbatch itself gets options, which replace those in the script.
     numbers = {"nodes", "ntasks", "ntasks-per-node"}
     return [one for one in sruns if numbers & set(one.options)] if _has_one_task(script) else sruns
 

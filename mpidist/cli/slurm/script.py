@@ -115,7 +115,7 @@ class Command:
 
     @property
     def has_unknown_options(self) -> bool:
-        """Local. Whether there is a variable between srun and the program whose text the script does not tell."""
+        """Local. Whether there is a variable between srun and the program whose value the script does not contain."""
         return any(word.startswith("$") for word in self._words_of_options)
 
     def names(self, programs: Sequence[str]) -> bool:
