@@ -1,4 +1,4 @@
-"""Children that a rank forks while it takes signals that tell of the job's end: workers of a data loader, of a Pool.
+"""Children that a rank forks while it handles signals of the job's end: workers of a data loader, of a Pool.
 
 Launchers send a signal to all processes of a rank's group (Hydra and PRRTE by `killpg`), which would end the children,
 and with them the step that a notice leaves time for. So such a child gets a group of its own, and ignores the signals.
@@ -46,7 +46,7 @@ class Children:
         # No descriptor left: the children go without Ctrl-C, and end with the rank all the same.
         with contextlib.suppress(OSError):
             self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # A terminal sends it to the group of the rank alone. `hear` notes it, whatever handler the program has.
+        # A terminal sends it to the group of the rank alone. `hear` gets it, whatever handler the program has.
         WATCH.hear(signal.SIGINT, self.interrupt)
 
     def separate(self, ignored: Iterable[int]) -> None:
@@ -99,7 +99,7 @@ class Children:
         return [child for child in self._known if _family(child) == (self._process, child)]
 
     def interrupt(self) -> None:
-        """Local. Hand an interrupt on to the children; called in a thread of ours."""
+        """Local. Pass an interrupt to the children; called in a background thread."""
         self.take()
         for child in self.living():
             with contextlib.suppress(OSError):

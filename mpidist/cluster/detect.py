@@ -44,7 +44,7 @@ def _is_slurm_step(communicator: Communicator) -> bool:
 
 
 def _resolve_slurm(communicator: Communicator, takes_servers: bool) -> ClusterResolver:
-    # MPI knows where each rank runs; Slurm's variables tell it of some distributions only.
+    # MPI has the host of each rank; Slurm's variables give it for some distributions only.
     hosts = communicator.all_gather_object(communicator.host)
 
     def resolve() -> ClusterResolver:
@@ -69,8 +69,8 @@ def detect(communicator: Communicator, *, takes_servers: bool = False) -> Cluste
 
     Args:
         communicator: The ranks that take part.
-        takes_servers: Whether the components of a heterogeneous Slurm job that nobody has named are servers and
-            workers; otherwise all are workers.
+        takes_servers: Whether unnamed components of a heterogeneous Slurm job are servers and workers; otherwise all
+            are workers.
 
     Raises:
         ValueError: TF_CONFIG or a variable of Slurm is malformed on some rank.

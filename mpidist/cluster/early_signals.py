@@ -1,7 +1,7 @@
 """Signals that come before a program has made its `PreemptionCheckpointHandler`: they are noted from the import on.
 
 A start may take longer than a short job has, and Slurm's signal would end the job then, without a requeue. So a rank of
-a job that may be queued again, or one with `MPIDIST_SIGNALS`, notes such a signal, and the handler hears of it when it
+a job that may be queued again, or one with `MPIDIST_SIGNALS`, notes such a signal, and the handler gets it when it
 is made. Without one by the first call of a training, or with a handler of the program's own, the signal has the effect
 that it would have had: what was there before is put back, and the signal is raised again.
 """
@@ -75,7 +75,7 @@ class EarlySignals:
             threading.Thread(target=self._wait, name="mpidist-early-signal", daemon=True).start()
 
     def _wait(self) -> None:
-        """Give up what has come where nobody has taken it in time, or the job cannot be queued again."""
+        """Discard a noted signal that no handler has taken in time, or if the job cannot be requeued."""
         # Where Slurm does not say: most jobs can.
         can_be_requeued = True
         if self._asks:
@@ -123,7 +123,7 @@ class EarlySignals:
             signal.signal(number, previous)
 
     def _block(self) -> None:
-        # As `SIGNALS`: Python forgets what comes to a child at its very start.
+        # As `SIGNALS`: Python loses signals that a child gets at its very start.
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, list(self._previous)) if self._previous else None
 
     def _unblock(self) -> None:
@@ -151,7 +151,7 @@ def begin() -> None:
     if not (given or in_slurm) or launch.read() is None or launch.is_multiprocessing_child() or _is_child_of_rank():
         return
     numbers = _signals(given) if given else _DEFAULT
-    # There this one tells of deaths, too.
+    # There this signal also reports deaths.
     if _parent("comm").startswith("hydra"):
         numbers = tuple(number for number in numbers if number != signal.SIGUSR1)
     EARLY.begin(numbers, asks=not given)

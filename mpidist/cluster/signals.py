@@ -1,4 +1,4 @@
-"""Signals by which a cluster tells a process that its job is about to end."""
+"""Signals by which a cluster notifies a process that its job is about to end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mpidist.failures.interrupts import INTERRUPTS
 
 # What a notice says of a signal: this and its number.
 SIGNALLED = 100
-# After a signal that may tell of a death on another host a rank that stays in one call for so long is deadlocked.
+# After a signal that may report a death on another host, a rank is deadlocked if it stays this long in one call.
 SUSPECT_SECONDS = 60.0
-# A launcher's signal may come so long before the news of the death of which it tells.
+# A launcher's signal may come this long before the death that it reports is detected.
 _NEWS_SECONDS = 1.0
 
 
 def _nothing() -> None:
-    """Tell nobody."""
+    """Notify no object."""
 
 
 class Notice:
@@ -38,7 +38,7 @@ class Notice:
         reason: A number of `checkpoint.termination`, `SIGNALLED` and more; 0 while there is no notice.
         since: When that was known first, by the clock.
         error: The error of the user's function.
-        is_closed: Whether nobody wants to know any more.
+        is_closed: Whether no notice is wanted any more.
         on_first: Called after the first reason, at any moment and in any thread.
     """
 
@@ -68,7 +68,7 @@ class Notice:
 
 
 class _Signals:
-    """The signals of this process that tell of its end; there is one object of a process, `SIGNALS`."""
+    """The signals that announce the end of this process; there is one object per process, `SIGNALS`."""
 
     def __init__(self) -> None:
         self._suspects = False
@@ -107,13 +107,13 @@ class _Signals:
                 continue
             present = signal.getsignal(number_)
             if present not in (self.take, self._take_doubtful):
-                # Who serves or coordinates under Hydra ignores this one: there it tells of deaths, too.
+                # Ranks that serve or coordinate under Hydra ignore this one: there it also reports deaths.
                 is_doubtful = number_ == signal.SIGUSR1 and present == signal.SIG_IGN
                 self._deaths = len(WATCH.dead)
                 self._previous[number_] = signal.signal(number_, self._take_doubtful if is_doubtful else self.take)
 
     def _block(self) -> None:
-        # Python forgets what comes to a child at its very start, where its handlers are still the parent's.
+        # Python loses signals that a child gets at its very start, where its handlers are still the parent's.
         heard = [number_ for number_, notices in self._notices.items() if notices]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard) if heard else None
 
@@ -154,7 +154,7 @@ class _Signals:
             signal.signal(number_, signal.SIG_IGN)
 
     def numbers(self) -> list[int]:
-        """Local. The signals of which some notice is told."""
+        """Local. The signals for which some object wants notices."""
         return [number_ for number_ in self._notices if self._listening(number_)]
 
     def _listening(self, number_: int) -> list[Notice]:
@@ -182,7 +182,7 @@ class _Signals:
     def raise_in_main_thread(self, error: Exception) -> None:
         """Local. Raise an error in the main thread, outside calls; from another thread.
 
-        It comes by a signal of which some notice is told, without which a wait would not end.
+        The handler of a signal raises it: without a signal a call that waits would not return.
         """
         for number_ in self.numbers():
             if signal.getsignal(number_) == self.take:
@@ -191,11 +191,11 @@ class _Signals:
                 return
 
     def _take_doubtful(self, number_: int, _: FrameType | None = None) -> None:
-        """Handle a signal by which the launcher tells of deaths, too, which end nothing here."""
+        """Handle a signal by which the launcher also reports deaths, which end nothing here."""
         threading.Thread(target=self._decide, args=(number_,), name="mpidist-preemption", daemon=True).start()
 
     def _decide(self, number_: int) -> None:
-        # Python does not say who has sent it. Each death brings one.
+        # Python does not say which process has sent it. Each death causes one.
         end = time.monotonic() + _NEWS_SECONDS
         while (deaths := len(WATCH.dead)) == self._deaths and time.monotonic() < end:
             time.sleep(0.02)
@@ -210,10 +210,10 @@ class _Signals:
             threading.Thread(target=_suspect, name="mpidist-preemption", daemon=True).start()
 
     def _restore(self, number_: int) -> None:
-        # A program that had kept our handler may have set it again later, when nothing is known of one before it.
+        # A program that had kept this handler may have set it again later, when no earlier handler is known.
         is_ours = signal.getsignal(number_) in (self.take, self._take_doubtful)
         if is_ours and threading.current_thread() is not threading.main_thread():
-            # Only the main thread can: it does so at the next signal, of which nobody wants to know any more.
+            # Only the main thread can: it does so at the next signal, for which no notice is wanted any more.
             return
         if number_ in self._previous or is_ours:
             previous = self._previous.pop(number_, signal.SIG_DFL)

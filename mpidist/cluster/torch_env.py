@@ -80,7 +80,7 @@ def _port() -> str:
                 "it to use a free port"
             )
         return given
-    # Free until somebody takes it: rank 0 of torch.distributed does so at once.
+    # It is free only until a process takes it: rank 0 of torch.distributed does so at once.
     with socket.socket() as link:
         link.bind(("", 0))
         return str(link.getsockname()[1])

@@ -28,7 +28,7 @@ class Device:
 
     Attributes:
         kind: "CPU" or "GPU".
-        index: Index among the visible devices of the kind. All CPUs share one memory; their index only tells names
+        index: Index among the visible devices of the kind. All CPUs share one memory; their index only keeps names
             apart.
         job: Job of the task that has the device, None where the name does not say.
         replica: Replica in the name, which is always 0 in tf.distribute.

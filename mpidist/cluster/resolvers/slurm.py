@@ -1,4 +1,4 @@
-"""The resolver that reads what Slurm tells the tasks of a step."""
+"""The resolver that reads the variables of a Slurm step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups: the ranks that train together, and the evaluator, which is alone and is told when they have ended."""
+"""Groups: the ranks that train together, and the evaluator, which is alone and is notified when they have ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpidist.observe.output import say
 
 # The word of the end is a small message: it is on its way at once, or its receiver is gone.
 _SENT_SECONDS = 1.0
-# What the chief says: which signals tell of the job's end, and that its program has ended, and who has died.
+# The chief's messages: the signals of the job's end; that its program has ended; and which ranks have died.
 _LISTEN, _END = "listen", "end"
 
 
@@ -71,7 +71,7 @@ class _End:
         self._channel = channel
         self._chief = chief
         self._has_come = False
-        # Nobody reads it: the signals came to the ranks that train as well.
+        # This notice is not read: the ranks that train got the same signals.
         self._notice = Notice()
 
     def __call__(self) -> bool:
@@ -125,13 +125,13 @@ class _Followers:
         self._sent: list[Any] = []
 
     def tell(self, numbers: list[int]) -> None:
-        """Local. Tell them which signals are the chief's now; nobody waits for that."""
+        """Local. Send them the signals that the chief handles now, without waiting for the delivery."""
         communicator, mpi, tag = self._channel
         if communicator.is_closed or os.getpid() != self._process or numbers == self._numbers:
             return
         self._numbers = numbers
         alive = [rank for rank in self._evaluators if communicator.processes[rank] not in {*WATCH.dead, *WATCH.gone}]
-        # One may have died on another host, where this rank has not heard of it.
+        # One may have died on another host without this rank's knowledge.
         with contextlib.suppress(Exception):
             self._sent = [request for request in self._sent if not request.test()[0]]
             self._sent += [mpi.isend((_LISTEN, numbers), rank, tag) for rank in alive]
@@ -163,7 +163,7 @@ def _tell_loss(name: str) -> None:
 
 
 def _leave_it_to_the_chief(_: str) -> None:
-    """One rank tells."""
+    """One rank logs it."""
 
 
 _FOLLOWERS: list[_Followers] = []
@@ -176,21 +176,21 @@ def tell_evaluators_of_signals() -> None:
 
 
 def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
-    """Local. Tell the evaluators that this program has ended, and who has died.
+    """Local. Notify the evaluators that this program has ended, and which ranks have died.
 
-    Nobody else tells an evaluator on another host, and at its own end it would wait for the dead.
+    No other message reaches an evaluator on another host, and at its own end it would wait for dead ranks.
 
     Args:
         channel: Between the chief and the evaluators.
         evaluators: Their ranks in the channel's communicator.
-        process: The chief's; a child that was forked from it has nothing to tell.
+        process: The chief's; a child that was forked from it sends nothing.
     """
     communicator, mpi, tag = channel
     if communicator.is_closed or os.getpid() != process:
         return
     alive = [rank for rank in evaluators if communicator.processes[rank] not in {*WATCH.dead, *WATCH.gone}]
     dead = [(tuple(process), name) for process, name in WATCH.dead.copy().items() if isinstance(process, Process)]
-    # An evaluator may have died on another host, where this rank has not heard of it.
+    # An evaluator may have died on another host without this rank's knowledge.
     with contextlib.suppress(Exception):
         waiting = [mpi.isend((_END, dead), rank, tag) for rank in alive]
         end = time.monotonic() + _SENT_SECONDS

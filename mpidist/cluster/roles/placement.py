@@ -68,7 +68,7 @@ def place(communicator: Communicator, resolver: ClusterResolver) -> Placement:
 
     Raises:
         LauncherError: Tasks and ranks do not fit together.
-        MismatchError: The ranks were told different clusters.
+        MismatchError: The ranks have different clusters.
         ValueError: The cluster has jobs that a synchronous strategy cannot use, or its description is malformed.
     """
     tasks = agree_on_tasks(communicator, resolver, takes_servers=False)
@@ -90,7 +90,7 @@ def agree_on_tasks(
 
     Raises:
         LauncherError: Tasks and ranks do not fit together.
-        MismatchError: The ranks were told different clusters.
+        MismatchError: The ranks have different clusters.
         ValueError: The cluster has parameter servers, and takes_servers=False.
     """
     claim = _Claim(ClusterSpec({}), None)
@@ -103,7 +103,7 @@ def agree_on_tasks(
             _refuse_servers([task.job for task in claim.cluster.tasks])
     except Exception as caught:
         error = caught
-    # Every rank knows a cluster of thousands of addresses already. It is told only where ranks know different ones.
+    # Every rank has a cluster of thousands of addresses already. It is sent only where ranks have different ones.
     told = exchange(communicator, "asking the cluster resolver", (claim.checksum, claim.task), error)
     if any(checksum != told[0][0] for checksum, _ in told):
         claims = communicator.all_gather_object((claim.cluster.as_dict(), claim.task))
@@ -115,10 +115,10 @@ def agree_on_tasks(
 
 
 def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool = True) -> list[Task]:
-    """Local. The task of each rank, worked out from the tasks that the ranks were told.
+    """Local. The task of each rank, derived from the tasks in the ranks' environments.
 
     Args:
-        tasks: The task that each rank was told, None for no task.
+        tasks: The task in each rank's environment, None for no task.
         spec: The cluster, the same on every rank. In an empty cluster every rank is a worker.
         launched: Whether a launcher started the program.
 
@@ -126,8 +126,8 @@ def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool 
         The task of each rank. An evaluator need not be listed in the cluster.
 
     Raises:
-        LauncherError: Ranks were told the same task, or tasks that are not in the cluster; the numbers of ranks and
-            tasks differ; or only some ranks were told a task. The error lists every rank with its task.
+        LauncherError: Ranks have the same task, or tasks that are not in the cluster; the numbers of ranks and
+            tasks differ; or only some ranks have a task. The error lists every rank with its task.
     """
     if not spec:
         if all(task is None for task in tasks):
@@ -149,7 +149,7 @@ def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool 
 
 
 def is_task(task: Task, spec: ClusterSpec) -> bool:
-    """Local. Whether a rank that is told this task has a place in the cluster."""
+    """Local. Whether a rank with this task has a place in the cluster."""
     # tf.distribute lets a job have an evaluator that the cluster does not list.
     return task in spec.tasks or (task == Task("evaluator", 0) and "evaluator" not in spec.jobs)
 

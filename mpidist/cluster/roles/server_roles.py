@@ -31,7 +31,7 @@ class ServerRoles:
         chief: The rank of the coordinator, 0; an evaluator is its own chief.
         workers: The ranks of the workers, in the order of their indices; none for an evaluator.
         servers: Those of the parameter servers, likewise.
-        resolver: Describes the cluster; where nothing else told this rank its task, it tells it now.
+        resolver: Describes the cluster; if nothing else gave this rank its task, it gets it now.
     """
 
     task_type: str
@@ -76,7 +76,7 @@ def agree_on_roles(communicator: Communicator, resolver: ClusterResolver | None 
         ValueError: The cluster is empty, has other jobs, several chiefs or evaluators, no chief, worker or server; a
             rank's task is not in it, or its description is malformed. On every rank.
         LauncherError: Tasks and ranks do not fit together.
-        MismatchError: The ranks were told different clusters.
+        MismatchError: The ranks have different clusters.
     """
     warn_about_idle_tasks()
     is_detected = resolver is None
@@ -112,7 +112,7 @@ def check_server_cluster(spec: ClusterSpec, task: Task | None) -> None:
 
     Args:
         spec: The cluster.
-        task: What this rank was told; None for nothing.
+        task: The task in this rank's environment; None without one.
     """
     if not spec:
         raise ValueError(_explain("the cluster must not be empty", spec))

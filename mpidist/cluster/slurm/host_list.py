@@ -1,4 +1,4 @@
-"""Slurm's host lists: `n[1-3,07]` stands for n1, n2, n3 and n07; pure.
+"""Slurm's host lists: `n[1-3,07]` means n1, n2, n3 and n07; pure.
 
 Slurm's grammar, as `scontrol show hostnames` reads it: names are separated by commas or blanks, and may be empty. Each
 has any number of brackets, which hold numbers and ranges. The numbers of a range are padded to the width of its first

@@ -1,4 +1,4 @@
-"""The warning that tasks of a Slurm job are idle: nobody has started them."""
+"""The warning that tasks of a Slurm job are idle: no command has started them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 def idle_tasks_warning(environment: Mapping[str, str] | None = None) -> str | None:
-    """Local. The warning for a job with tasks that nobody has started; else None.
+    """Local. The warning for a job with tasks that were not started; else None.
 
     A process may run alone, in the script of `sbatch`, the shell of `salloc`, or a notebook there: `--ntasks=4` starts
     none. Or `srun -n 2` has started fewer on each node than `--ntasks-per-node` says; the first of them gets the text.
@@ -54,7 +54,7 @@ def _small_step_warning(environment: Mapping[str, str], job: str) -> str | None:
     try:
         counts = parse_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     except ValueError:
-        # Who reads the step says so.
+        # The reader of the step reports that.
         return None
     # Beside --ntasks the number is an upper limit, which some node reaches.
     if max(counts) >= wanted:
@@ -68,7 +68,7 @@ def _small_step_warning(environment: Mapping[str, str], job: str) -> str | None:
 
 @functools.cache
 def warn_about_idle_tasks() -> None:
-    """Local. Warn once of tasks of the job that nobody has started."""
+    """Local. Warn once of tasks of the job that were not started."""
     text = idle_tasks_warning()
     if text is not None:
         _logger.warning("%s", text)

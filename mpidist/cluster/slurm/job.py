@@ -14,7 +14,7 @@ from mpidist.errors import LauncherError
 
 # The control daemon answers within this time, or something is wrong with it.
 _ANSWER_SECONDS = 30.0
-# Slurm shows a job whose processes still end as COMPLETING. These tell one that was cancelled from one whose time is up
+# Slurm shows a job whose processes still end as COMPLETING. These distinguish a cancelled job from one whose time is up
 # (Reason=TimeLimit), whose node has failed, or that was preempted.
 _CANCELLED = {"Reason": "None", "PreemptTime": "None"}
 # The lines of `scontrol show job` with the fields that are read here. Only these: a job's name and its comment are in
@@ -44,7 +44,7 @@ def restart_count(environment: Mapping[str, str] | None = None) -> int:
 
 
 def end_time(environment: Mapping[str, str] | None = None) -> float | None:
-    """Local. The time at which Slurm ends this job, in seconds since 1970; None outside Slurm, and where nobody knows.
+    """Local. The time at which Slurm ends this job, in seconds since 1970; None outside Slurm, and where it is unknown.
 
     `SLURM_JOB_END_TIME` says so; old versions of Slurm do not set it, and `squeue` is asked.
 
@@ -84,7 +84,7 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
         The name of the job.
 
     Raises:
-        LauncherError: This is no job of Slurm's, somebody has cancelled it, or Slurm has refused.
+        LauncherError: This is no job of Slurm's, it was cancelled, or Slurm has refused.
     """
     job = job_name(environment)
     if not job:

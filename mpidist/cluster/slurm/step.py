@@ -1,4 +1,4 @@
-"""A Slurm step as its tasks' environment describes it: who runs where, and in which component; pure.
+"""A Slurm step as its tasks' environment describes it: the host and the component of each task; pure.
 
 Two kinds of variables look alike. `SLURM_STEP_*` and `SLURM_PROCID` are a task's own under `srun`. In the script of
 `sbatch`, and in ranks that an `mpirun` has started there, they are missing, or they are those of mpirun's daemons.
@@ -66,7 +66,7 @@ def read_step(
 
     Raises:
         LauncherError: A variable is missing, or the variables are not this process's own; they contradict one another;
-            or they do not tell the order of the tasks (`srun -m arbitrary`).
+            or they do not give the order of the tasks (`srun -m arbitrary`).
         ValueError: A variable is malformed.
     """
     rank = _number(environment, "SLURM_PROCID")
@@ -274,7 +274,7 @@ def _plane_size(environment: Mapping[str, str]) -> int:
 
 
 def _check_own_node(environment: Mapping[str, str], rank: int, hosts: tuple[str, ...], nodes: list[str]) -> None:
-    """A distribution that the variables do not tell puts tasks on other nodes than those worked out."""
+    """A distribution that the variables do not describe puts tasks on other nodes than those derived here."""
     own = environment.get("SLURM_NODEID", "")
     if not own.isdecimal() or not 0 <= rank < len(hosts) or int(own) >= len(nodes) or hosts[rank] == nodes[int(own)]:
         return
