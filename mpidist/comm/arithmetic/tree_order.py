@@ -1,7 +1,7 @@
 """The tree order: numbered arrays are combined in pairs, the results in pairs again, and so on up to one.
 
-A node of the tree stands for the leaves [number * 2**level, (number + 1) * 2**level). Where a leaf is missing, its
-sibling goes up unchanged. The bits of the result therefore depend on the leaves alone: neither on the distribution of
+A node of the tree combines the leaves [number * 2**level, (number + 1) * 2**level). If only one child of a node exists,
+the node is equal to it. The bits of the result therefore depend on the leaves alone: neither on the distribution of
 the leaves over ranks nor on the partial sums that a rank has made of its own leaves.
 """
 
@@ -34,7 +34,7 @@ class TreeNode(NamedTuple):
 
 
 def subtrees(start: int, stop: int) -> list[TreeNode]:
-    """Local. The smallest list of nodes that stands for the leaves [start, stop), from left to right."""
+    """Local. The shortest list of nodes that cover the leaves [start, stop), from left to right."""
     nodes: list[TreeNode] = []
     while start < stop:
         fits = (stop - start).bit_length() - 1
@@ -51,7 +51,7 @@ def pairing(nodes: Sequence[TreeNode]) -> list[tuple[int, int]]:
         nodes: From left to right; no node is above another.
 
     Returns:
-        Pairs (left, right) of positions in `nodes`. The result of a pair goes to `left`, so the last is at position 0.
+        Pairs (left, right) of positions in `nodes`. Each result is stored at `left`, the last one at position 0.
     """
     pairs: list[tuple[int, int]] = []
     present: dict[int, int] = {}

@@ -137,7 +137,7 @@ class DirectCopies:
         mine = total[begin:end]
         sources = self._gathered(source, begin, end)
         if self._is_pair and not (source.itemsize == 2 and is_half(source.dtype)):
-            # What `combine` comes to, without a way through it for each piece.
+            # The same as `combine`, without its overhead for each piece.
             self._quietly(FUNCTIONS[op], sources[0], sources[1], out=mine)
             return
         # In place, `mine` is this rank's source. `combine` may write its result over the first two sources, not over a

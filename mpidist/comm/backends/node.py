@@ -240,7 +240,7 @@ class NodeBackend(Backend):
 
     def _end(self, *, is_collective: bool) -> None:
         end_all([one for one in (self._mpi, self._lane) if one is not None], is_collective=is_collective)
-        # Views of node memory, which goes with the last of them.
+        # Views of node memory, which is freed with the last view.
         self._kept.clear()
         self._blocks.drop()
         self._direct = None

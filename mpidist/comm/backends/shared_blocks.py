@@ -1,6 +1,6 @@
 """Shared blocks: the ranks of a node combine arrays block by block in memory that they share.
 
-The blocks stay in a cache, and the memory itself sees only the arrays. A call takes a barrier for each block.
+The blocks stay in a cache, and only the arrays are in main memory. A call takes a barrier for each block.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SharedBlocks:
         self.barrier = open_node_barrier(communicator)
 
     def drop(self) -> None:
-        """Local. Let go of the memory, which goes with the last view of it."""
+        """Local. Release the memory, which is freed with the last view of it."""
         self.blocks, self._results = [[], []], []
         self.places, self.addresses = np.empty(0, np.int64), np.empty((0, 3), np.int64)
 

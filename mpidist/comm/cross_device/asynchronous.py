@@ -43,7 +43,7 @@ class AsyncCollective(Resource):
 
     Args:
         communicator: The ranks.
-        collective: Reduces over the same ranks; with a thread, on a communicator that nobody else uses.
+        collective: Reduces over the same ranks; with a thread, on a communicator of its own.
         has_thread: Whether the process's communication thread does the work. Otherwise `wait` does it.
 
     Attributes:
@@ -111,7 +111,7 @@ class AsyncCollective(Resource):
         handle.is_waited = True
         self._put(handle)
         if self.has_thread:
-            # Others do so at `wait`, where they hear of it.
+            # Other ranks do so at `wait`, where they get the error.
             self.communicator.order.mark = 0
 
     def _put(self, handle: Handle) -> Handle:
@@ -181,7 +181,7 @@ class AsyncCollective(Resource):
         try:
             self._collective.log.refuse("all_reduce", error)
         except BaseException as caught:
-            # The program has had the error. Others hear of it, or refuse alike.
+            # The program has got the error. Other ranks are notified, or refuse alike.
             self._error = None if caught is error or (is_shared(caught) and is_refusal(caught)) else caught
         return None, self._error
 

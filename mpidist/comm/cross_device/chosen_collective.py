@@ -1,4 +1,4 @@
-"""The chosen collective: the one that a strategy's argument `cross_device_ops` or the options of a call stand for."""
+"""The chosen collective: the one that a strategy's argument `cross_device_ops` or the options of a call select."""
 
 from __future__ import annotations
 

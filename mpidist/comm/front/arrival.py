@@ -1,7 +1,7 @@
 """Arrival: ranks meet before a collective call begins, and ranks that come too late are named.
 
 MPI cannot cancel a collective operation that has begun (MPI 4.1, section 6.12). Ranks therefore meet before it: each
-rank sends a few bytes to rank 0, which lets all ranks continue or tells the waiting ones who is missing. This costs
+rank sends a few bytes to rank 0, which lets all ranks continue, or sends them the missing ranks. This costs
 two small messages per rank and call, and is done only under `timeout_seconds`.
 """
 
@@ -110,12 +110,12 @@ class Arrival:
         self._left = time.perf_counter()
 
     def _confirm(self) -> None:
-        """Ask the ranks that have arrived whether they still wait: some may have given up before rank 0 came."""
+        """Ask the ranks that have arrived whether they still wait: some may have timed out before rank 0 arrived."""
         for rank in range(1, self._size):
             self._send(_ASKED, "", rank)
         answers: dict[int, str] = {}
         while len(answers) < self._size - 1:
-            # A rank that has given up answers nothing, but its message about that is here: taking it raises.
+            # A rank that has timed out does not answer, but has sent a message about that: taking it raises.
             if not self._take_message(answers):
                 os.sched_yield()
 
@@ -145,7 +145,7 @@ class Arrival:
                     self._raise(kind, text)
                 if kind == _ASKED:
                     self._send(_HERE, call, 0)
-                # Rank 0 came later than this rank, so its time limit ends later: it is the one to say who is missing.
+                # Rank 0 came later than this rank, so its time limit ends later: it reports the missing ranks.
                 limit = 2 * self._timeout + 1
             elif waited > limit:
                 text = self._describe(call, [0])

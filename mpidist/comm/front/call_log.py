@@ -111,13 +111,13 @@ class CallLog:
             self.begin_owned = self._order.enter
 
     def refuse(self, name: str, error: Exception) -> NoReturn:
-        """Collective. Raise an error in this rank's arguments; ranks with right ones hear of it in their call `name`.
+        """Collective. Raise an error in this rank's arguments; ranks with valid ones get it in their call `name`.
 
         Raises:
             MismatchError: In its place, where other ranks' arguments are right; between nodes only where calls are
                 compared before they begin.
         """
-        # Others may be in a call that is not new to them. They hear of this one's error, if not of the comparison.
+        # Others may be in a call that is not new to them. They get this one's error, if not that of the comparison.
         with self._order.compared():
             order = self.begin(name, _Refusal(str(error)), None)
         order.show_refusal()
@@ -133,7 +133,7 @@ class CallLog:
     def meet(self, name: str, op: ReduceOp, array: AnyArray) -> None:
         """Collective. Meet the ranks of the node before a call, where that takes no message: one of them may refuse it.
 
-        In a call of MPI a rank would not hear that.
+        In a call of MPI a rank would not be notified.
 
         Args:
             name: The name of the call; `refuse` has the same.

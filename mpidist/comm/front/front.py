@@ -135,7 +135,7 @@ class CollectiveFront(Resource):
         else:
             result = np.empty(array.shape, dtype)
         total = result.reshape(-1)
-        # Backends see by its identity that the result goes where the array is.
+        # Backends recognize by its identity that the result is written into the array itself.
         combine = self._backend_all_reduce if dtype.kind == "f" else self._way(dtype, op).all_reduce
         combine(total if result is array else array.reshape(-1), total, op)
         return result
@@ -161,7 +161,7 @@ class CollectiveFront(Resource):
         converts = dtype != array.dtype
         is_copy = converts or not is_plain(array)
         source = (plain(xp, array, dtype) if is_copy else array).reshape(-1)
-        # A converted or contiguous copy is our own, so it may take the result.
+        # A converted or contiguous copy belongs to this call, so the result may be written into it.
         total = source if is_copy or in_place else xp.empty_like(source)
         self._begin_moving()
         if array.size:

@@ -20,7 +20,7 @@ HALVED_FROM_BYTES = 1 << 16
 
 
 def is_halved(dtype: np.dtype[Any], byte_count: int, wire_dtype: np.dtype[Any]) -> bool:
-    """Local. Whether a sum of arrays of this dtype and size goes in the wire dtype.
+    """Local. Whether a sum of arrays of this dtype and size is sent in the wire dtype.
 
     Args:
         dtype: float32 does, and the wire dtype itself. float64 never does: its users want its digits.

@@ -1,9 +1,9 @@
 """Sums and products of integers behind the front: what does not fit the dtype is an error on every rank.
 
-No rank may learn of it alone. Every rank sees the whole result in a wider form, and none needs a further message:
+No rank may detect it alone. Every rank has the whole result in a wider form, and none needs a further message:
 
 - Up to 2,048 integers of up to 32 bits are combined in 32 or 64 bits: one message, as without the check.
-- Up to 2,048 integers of 64 bits have one element more, which tells whether some rank's are too large to be safe: the
+- Up to 2,048 integers of 64 bits have one element more, which says whether some rank's are too large to be safe: the
   largest magnitude times the number of ranks may not fit. Only then they are combined once more, in a wider form.
 - Of more integers the ranks agree on this by one small message before, and combine them as they are. If some rank's are
   too large, they are combined in the wider form block by block.

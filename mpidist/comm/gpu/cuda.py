@@ -149,7 +149,7 @@ def use_device(index: int) -> None:
 def device_uuid(index: int) -> str:
     """Local. A name for a GPU that is the same on every rank and different from those of all other GPUs."""
     uuid = runtime.getDeviceProperties(index).get("uuid")
-    # The bus alone does not tell GPUs apart: instances of one GPU (MIG) share it, and every host counts from 0.
+    # The bus alone does not identify a GPU: instances of one GPU (MIG) share it, and every host counts from 0.
     return f"{uuid.hex() if uuid else socket.gethostname()}/{runtime.deviceGetPCIBusId(index)}"
 
 
@@ -200,7 +200,7 @@ def lock_pages(memory: AnyArray) -> None:
     except runtime.CUDARuntimeError as error:
         logger.info("%d bytes of host memory stay pageable, so copies to the GPU are slower: %s", memory.nbytes, error)
         return
-    # Before the memory goes: the address may be that of other memory afterwards.
+    # Before the memory is freed: the address may be that of other memory afterwards.
     weakref.finalize(memory, runtime.hostUnregister, address).atexit = False
 
 

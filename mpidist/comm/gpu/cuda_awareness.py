@@ -200,7 +200,7 @@ def _outcome(child: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _is_final(known: Mapping[str, Any], code: int) -> bool:
-    """Whether a child's result will be the same next time: not if the GPU was busy, or somebody has ended the child."""
+    """Whether a child's result would be the same next time: not if the GPU was busy, or the child was killed."""
     return ("library" in known or bool(known.get("is_final"))) and code not in (-signal.SIGKILL, -signal.SIGTERM)
 
 

@@ -1,7 +1,7 @@
 """The NCCL backend, for CuPy arrays where every rank has a GPU of its own.
 
 Calls are put on the program's current stream and return at once. Work that the program starts on that stream afterwards
-sees their results.
+can read their results.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class NcclBackend(Backend):
     def _end(self, *, is_collective: bool) -> None:
         if is_collective:
             self._shared.close()
-        # Where nobody else uses it, ranks then give it back when they next create a communicator.
+        # Without other users it is destroyed when the ranks next create a communicator.
         del self._shared
 
 

@@ -17,7 +17,7 @@ from mpidist.comm.group.resource import Claim, Identity, new_identity
 from mpidist.failures.farewell import LAST
 from mpidist.observe.output import say
 
-# A rank on which NCCL fails does not come to its start, and the others would wait there without end.
+# A rank on which NCCL fails does not reach its start, and the others would wait there without end.
 START_SECONDS = 120.0
 # At the end of the program all ranks have made their calls. What is not done after this time has no partner.
 END_SECONDS = 30.0
@@ -255,7 +255,7 @@ def _destroy(identity: Identity) -> None:
 
 
 def end_all() -> None:
-    """Collective. Destroy all communicators at the end of the program, when all ranks have come to it."""
+    """Collective. Destroy all communicators at the end of the program, which all ranks have reached."""
     for identity in sorted(_open):
         ranks, cuda = _open.pop(identity)
         try:

@@ -2,7 +2,7 @@
 
 While a piece is combined, the next one is copied from the array into a room, and the one before is copied back. Arrays
 in GPU memory pass either through pinned host memory, in which a backend for host arrays works, or through a few rooms
-in GPU memory, in which a CUDA-aware MPI works. MPI then always sees the same addresses.
+in GPU memory, in which a CUDA-aware MPI works. MPI then always gets the same addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpidist.options import CommunicationOptions, ReduceOp
 # The size of a piece: large enough for the full speed of a copy between GPU and host, small enough that a gradient has
 # many pieces.
 PIECE_BYTES = 1 << 22
-# One piece comes in, one is combined, one goes out.
+# One piece is copied in, one is combined, one is copied out.
 _TURNS = 3
 # The size of an element of the widest dtype. A room holds at least one such element of every rank.
 _WIDEST = 32
@@ -32,7 +32,7 @@ class _Piece:
     """A piece of this rank's arrays, which passes through the rooms at once.
 
     Attributes:
-        sources: Arrays of bytes to bring into a room, one behind the other.
+        sources: Arrays of bytes to copy into a room, one after the other.
         targets: Arrays of bytes to fill, one after another, from the room that `combine` returns.
         combine: Called with the room that holds the sources and with another room; returns the one with the result.
     """
@@ -61,7 +61,7 @@ class _Rooms:
         self.copier = copier
         self._rooms = [(copier.allocate(byte_count), copier.allocate(byte_count)) for _ in range(_TURNS)]
         self._leaving: list[Ticket] = [DONE] * _TURNS
-        # CuPy's pool gives pinned memory to the next one who asks, who would fill it before the results have left it.
+        # CuPy's pool gives freed pinned memory to the next caller, which would overwrite results before their copy.
         weakref.finalize(self, _wait_for_all, copier, self._leaving).atexit = False
         self._next_in = 0
         self._next_out = 0
@@ -233,7 +233,7 @@ class StagedBackend(Backend):
         self._go_through(got, pieces)
 
     def _go_through(self, like: AnyArray, pieces: Sequence[_Piece]) -> None:
-        """Bring the pieces in, combine them in their order, and bring the results out, with up to three at a time."""
+        """Copy the pieces in, combine them in their order, and copy the results out, with up to three at a time."""
         rooms = self._rooms_for(like)
         copier = rooms.copier
         copier.begin()

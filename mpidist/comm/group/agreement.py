@@ -93,8 +93,8 @@ def exchange(communicator: Communicator, step: str, value: T, error: Exception |
     Args:
         communicator: The ranks that have to agree.
         step: What is being done, for the error.
-        value: Picklable; nobody reads it where there is an error.
-        error: What went wrong on this rank.
+        value: Picklable; it is not read if there is an error.
+        error: The error of this rank.
 
     Returns:
         The values in the order of the ranks.

@@ -1,7 +1,7 @@
-"""Calling out: a rank that has failed calls all others out of what they wait in, so that they can do something else.
+"""Calling out: a rank that has failed makes all others leave the call in which they wait.
 
-Those of its node see it in their page, where they wait in memory. Those of other nodes get a message, and look for it
-while they wait for the comparison of a step between nodes. A rank that waits in another call of MPI stays there.
+Ranks of its node that wait in memory find it in their page. Ranks of other nodes get a message, and look for it while
+they wait for the comparison of a step between nodes. A rank that waits in another call of MPI stays there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class CallingOut:
 
     Args:
         group: The ranks.
-        sibling: The same ones, on a communicator that nobody else sends on.
+        sibling: The same ranks, on a communicator without other messages.
     """
 
     def __init__(self, group: Communicator, sibling: Communicator) -> None:
@@ -70,7 +70,7 @@ class CallingOut:
                 self._sent.append((self._mpi.Isend(words, other, self._tag), words))
 
     def are_out(self) -> bool:
-        """Local. Whether all ranks have come out; who asks again and again keeps nobody waiting in MPI."""
+        """Local. Whether all ranks have come out; it does not block in MPI, so that a rank may poll it."""
         self._progress()
         if self._mpi is None:
             return self._page is not None and self._page.are_out()

@@ -128,7 +128,7 @@ class CommunicationThread:
     def _work(self) -> None:
         while (handle := self._queue.get()) is not None:
             handle.run()
-            # It refers to its collective, which nobody else may need while this thread waits for the next one.
+            # It refers to its collective, which may be unused while this thread waits for the next one.
             del handle
             with self._changed:
                 self._done_count += 1
@@ -151,7 +151,7 @@ class CommunicationThread:
         while self._thread.is_alive():
             self._thread.join(0.1)
             if WATCH.dead:
-                # The thread may wait for the dead rank without end, and nobody waits for the results any more.
+                # The thread may wait for the dead rank without end, and no rank waits for the results any more.
                 return
             if self._done_count != seen:
                 seen, since = self._done_count, time.monotonic()

@@ -19,9 +19,9 @@ from mpidist.failures import ending
 from mpidist.failures.deaths import SOME_RANK, WATCH, this_process
 from mpidist.failures.farewell import Farewell
 
-# The user's communicator carries our duplicates of it, one per purpose, as an MPI attribute (MPI 4.1, section 7.7). A
+# The user's communicator keeps its duplicates, one per purpose, as an MPI attribute (MPI 4.1, section 7.7). A
 # table keyed by handles would be wrong: MPI may use the handle of a freed communicator again. When the user frees the
-# communicator the attribute goes, and with it the duplicates that nobody uses any more.
+# communicator the attribute is deleted, and with it the duplicates that are not in use.
 _DUPLICATES = MPI.Comm.Create_keyval()
 
 
@@ -88,7 +88,7 @@ def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
     # An error of MPI becomes a Python exception, and the job ends with its traceback. MPI's default handler would
     # end the process without one.
     mpi.Set_errhandler(MPI.ERRORS_RETURN)
-    # Messages between processes that share no communicator of ours are reported there: a death must not end us.
+    # Errors between processes without a common communicator are reported there: a death must not end this process.
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     here = this_process(MPI.Get_processor_name())
     *_, told = gather_objects(mpi, (here, ending.is_switched_off(), descriptors_missing()))

@@ -35,7 +35,7 @@ T = TypeVar("T")
 _COLLECTED_EVERY = 64
 # Tags of a channel. MPI promises no more than 32,767 (MPI 4.1, section 9.1.2); a tag is used again after so many calls.
 _TAGS = 1 << 14
-# Who waits, and looks after something meanwhile, does so once in so many tests of its request.
+# A rank that polls something while it waits does so once in this many tests of its request.
 _LOOKS = 64
 
 
@@ -67,14 +67,14 @@ class MpiCommunicator(Communicator):
     """A group of MPI ranks and their nodes.
 
     Args:
-        mpi: An intracommunicator that nobody else uses. It is freed by `close`.
+        mpi: An intracommunicator for this object alone. It is freed by `close`.
         node_color: Ranks with equal colors count as one node. Default: the ranks that share memory according to MPI, if
             each of them can really open a file that another has made there. In different containers on one host they
             cannot.
         is_part: See `CallOrder`. Its ranks are those of another communicator, and know one another.
     """
 
-    # Whether other users of the same ranks have it, too: nobody closes it then.
+    # Whether other users of the same ranks share it: no user closes it then.
     is_shared = False
 
     def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None, *, is_part: bool = False) -> None:

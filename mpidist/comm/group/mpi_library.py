@@ -96,10 +96,10 @@ def device_limit(library: Library) -> str | None:
 
 
 def check_launcher(size: int, version: str) -> None:
-    """Local. Raise LauncherError if the launcher has started several ranks, and MPI sees one.
+    """Local. Raise LauncherError if the launcher has started several ranks, and MPI has one.
 
     Args:
-        size: The number of ranks that MPI sees.
+        size: The number of ranks in `MPI_COMM_WORLD`.
         version: What the library says of itself.
     """
     place = launch.read()
@@ -121,14 +121,14 @@ def check_process_manager(version: str) -> None:
     start, which no program can catch; so it does under its own mpirun where Slurm has PMIx for mpirun's daemons.
 
     Args:
-        version: What the library says of itself; MPICH tells how it was built.
+        version: The library's version string; MPICH's contains its configuration.
     """
     place = launch.read()
     library = read_library(version)
     if place is None or library.name != "MPICH":
         return
     namespace = os.environ.get("PMIX_NAMESPACE")
-    # Version 4.0 starts then, and so do those that are told which one to take.
+    # Version 4.0 starts then, and so do those that have a setting for it.
     is_confused = namespace is not None and library.version >= (5,) and "MPIR_CVAR_PMI_VERSION" not in os.environ
     if place.launcher == "MPICH mpirun (Hydra)" and is_confused:
         raise LauncherError(

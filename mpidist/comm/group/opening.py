@@ -37,7 +37,7 @@ def open_communicator(mpi_communicator: object | None = None, *, purpose: str = 
         A duplicate, on which no message of the library can be taken for one of the user's.
 
     Raises:
-        LauncherError: The launcher has started several ranks and MPI sees one, or there is no MPI library, or one that
+        LauncherError: The launcher has started several ranks and MPI has one, or there is no MPI library, or one that
             cannot speak with the launcher; or this is a child process of `multiprocessing`, where MPI must not be
             started, or was started by a rank.
         RuntimeError: The other ranks serve a `ParameterServerStrategy`.

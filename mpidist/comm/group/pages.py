@@ -62,7 +62,7 @@ def show() -> Shown | None:
 
 
 def begin(process: Process, rank: int, size: int) -> Calls:
-    """Local. Watch the start: until the first communicator is there, nobody knows the other ranks.
+    """Local. Watch the start: until the first communicator exists, no rank knows the others.
 
     Args:
         process: This one.

@@ -1,8 +1,8 @@
-"""Resources: what holds communicators, memory or threads is closed by its owner, or given back later by all ranks.
+"""Resources: owners of communicators, memory or threads are closed, or are freed later by all ranks.
 
-Giving a communicator back is collective, and the garbage collector drops an object at another moment on each rank. A
-rank therefore only notes what it has dropped. When ranks create a communicator, they tell each other their notes, and
-give back what every rank of its group has dropped (`offered`, `give_back_offered`).
+Freeing a communicator is collective, and the garbage collector drops an object at another moment on each rank. A rank
+therefore only notes what it has dropped. When ranks create a communicator, they exchange their notes, and free what
+every rank of its group has dropped (`offered`, `give_back_offered`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from typing_extensions import Self
 
 # The number of the creation on its group's first rank, and a random token: the same on all ranks of the group, and an
-# order in which all ranks give back.
+# order in which all ranks free them.
 Identity = tuple[int, str]
 
 
@@ -72,7 +72,7 @@ _numbers = itertools.count()
 
 
 def new_identity() -> Identity:
-    """Local. An identity, for the first rank of a group to tell the others."""
+    """Local. An identity, which the first rank of a group sends to the others."""
     return next(_numbers), os.urandom(4).hex()
 
 
@@ -117,7 +117,7 @@ class Claim:
         self._identity = identity
         _held.add(identity)
         self._finalizer = weakref.finalize(owner, _note, identity, _Note(rank_count, give_back))
-        # At the end of the program MPI gives back everything itself.
+        # At the end of the program MPI frees everything itself.
         self._finalizer.atexit = False
 
     def give_back(self) -> None:
@@ -164,5 +164,5 @@ def held() -> frozenset[Identity]:
 
 
 def held_count() -> int:
-    """Local. The number of claims that have not ended, with those that were dropped and not given back yet."""
+    """Local. The number of claims that have not ended, with those that were dropped and not freed yet."""
     return len(_held) + len(_dropped)

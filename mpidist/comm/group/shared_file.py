@@ -142,7 +142,7 @@ def _open_nameless(folder: Path) -> int:
 
 
 def ways() -> tuple[tuple[Path | None, bool], ...]:
-    """Local. The arguments of `SharedFile` by which ranks may come to share memory, the best first."""
+    """Local. The arguments of `SharedFile` by which ranks may share memory, the best first."""
     # The last one needs no directory: where none can be written to, variables are private, and nodes are still nodes.
     return (directory(), False), (directory(), True), (None, False)
 

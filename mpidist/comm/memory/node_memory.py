@@ -34,7 +34,7 @@ PROTECT_VARIABLE = "MPIDIST_PROTECT"
 class NodeMemory(Resource):
     """Collective. Bytes that all ranks of a node read and write. They are zero at first.
 
-    `close` is Local. The memory goes with the last array over it.
+    `close` is Local. The memory is freed with the last array over it.
 
     Args:
         communicator: All ranks of the strategy. Either every node gets its memory or none does.

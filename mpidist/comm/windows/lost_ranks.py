@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mpidist.errors import DeadRankError
 from mpidist.failures.deaths import IS_SILENT, WATCH, Process
 
-# The kernel has heard nothing for too long, or knows no way any more.
+# The kernel has received nothing for too long, or has no route any more.
 _SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 # Of a rank that others know, and this one does not yet.
 _UNKNOWN = Process("an unknown host", 0, "")
@@ -25,12 +25,12 @@ class Losses:
 
     Attributes:
         processes: The processes of all ranks, with those that have joined.
-        forgotten: The ranks that the window's user has given up, dead or not.
+        forgotten: The ranks that the window's user treats as lost, dead or not.
     """
 
     def __init__(self, processes: Sequence[Process]) -> None:
         self.processes = list(processes)
-        # Threads of ours take note, too.
+        # Background threads change it, too.
         self._lock = threading.Lock()
         self._dead: frozenset[int] = frozenset()
         self._known = 0
@@ -69,7 +69,7 @@ class Losses:
             WATCH.note(process, name + IS_SILENT * is_silent)
 
     def cut(self, rank: int, error: BaseException | None = None) -> None:
-        """Local. Take note that a connection has ended: of a death, unless the kernel tells of that rank's.
+        """Local. Note that a connection has ended: a death, unless the kernel watches that rank's process.
 
         A rank on this host may have dropped its window, and live.
 

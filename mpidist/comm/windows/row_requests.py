@@ -17,7 +17,7 @@ _PIECE_BYTES = 16 << 20
 
 
 def questions(offset: int, numbers: AnyArray, into: AnyArray) -> Iterator[tuple[bytes, AnyArray]]:
-    """Local. The questions for some rows, and where the answer to each of them goes: one for all but very many.
+    """Local. The requests for some rows, and the place of each answer: one request, unless there are very many rows.
 
     Args:
         offset: Where row 0 begins in the heap.

@@ -32,12 +32,12 @@ _ROWS = (
         lambda library, hosts, _: library.name == "Open MPI" and hosts > 1, WindowWay.SOCKETS,
         "one-sided calls of Open MPI between hosts may end the target when a rank dies",
     ),
-    # So it is where each rank has a process of the launcher, in order to outlive others. Of 150 jobs one hung, in
-    # `ucp_ep_flush`, and 2 of 60 where the dead one was sending 100 KB: a rank that lived got nothing of anybody, by no
-    # call of MPI, probably since the dead one had taken a place in its queue and not filled it.
-    # MPICH's other network layer is no way out (5.0.2, MPIR_CVAR_CH4_NETMOD=ofi). By the provider that it chooses,
-    # "sockets", a survivor ended with "OFI poll failed" in 4 of 50 jobs, all with 16 MB. By "tcp" MPI_Isend to the dead
-    # one did not return in one of 186, and 5 of 16 hung where it was sending 100 KB or 16 MB. By "shm" 9 of 50 hung.
+    # More nodes than hosts: each rank has a launcher process of its own, in order to survive others. Of 150 jobs one
+    # hung, in `ucp_ep_flush`, and 2 of 60 where the dead rank was sending 100 KB: a survivor got no message,
+    # by no call of MPI, probably since the dead rank had taken a place in its queue and not filled it.
+    # MPICH's other network layer does not help (5.0.2, MPIR_CVAR_CH4_NETMOD=ofi). With its default provider, "sockets",
+    # a survivor ended with "OFI poll failed" in 4 of 50 jobs, all with 16 MB. With "tcp" MPI_Isend to the dead rank did
+    # not return in one of 186, and 5 of 16 hung where it was sending 100 KB or 16 MB. With "shm" 9 of 50 hung.
     _Row(
         lambda library, hosts, nodes: library.name == "MPICH" and nodes > hosts, WindowWay.SOCKETS,
         "MPICH treats ranks of one host as nodes: when one of them dies, others may hang in a queue of UCX",
@@ -55,7 +55,7 @@ def asked_for(options: WindowOptions, *, admits_later: bool = False) -> WindowWa
         admits_later: Whether processes may join that are not in the communicator.
 
     Raises:
-        ValueError: The environment names no way, or one that admits nobody later.
+        ValueError: The environment names no transport, or one that admits no processes later.
     """
     override = os.environ.get(OVERRIDE)
     way = parse_enum(WindowWay, override or options.way, OVERRIDE)

@@ -22,7 +22,7 @@ from mpidist.options import WindowOptions, WindowWay
 
 logger = logging.getLogger("mpidist")
 
-# The limit of a message. What is larger goes through a heap.
+# The limit of a message. Larger data is sent through a heap.
 MAX_MESSAGE_BYTES = 1 << 30
 _LAST_ROW = (1 << 63) - 1
 
@@ -102,7 +102,7 @@ class Window(Resource, Protocol):
         ...
 
     def flush(self, rank: int) -> None:
-        """Local. Complete gets and puts: `into` arrays hold the values, and that rank sees what was put.
+        """Local. Complete gets and puts: `into` arrays hold the values, and that rank can read what was put.
 
         Args:
             rank: The owner of the heap that was read and written.
@@ -117,7 +117,7 @@ class Window(Resource, Protocol):
     def ring(self, rank: int, message: bytes) -> None:
         """Local. Send a message. It does not wait for the receiver, and nothing is sent to a lost rank.
 
-        Messages of one rank to another arrive in their order. Who receives it sees what this rank has flushed before.
+        Messages of one rank to another arrive in their order. The receiver can read what this rank has flushed before.
         A large message continues while this rank is in calls of the window.
 
         Args:
@@ -340,7 +340,7 @@ def open_window(
     Args:
         communicator: The ranks. The window has a communicator of its own, and this one is free for anything else.
         heap_bytes: The size of the heap that this rank offers; ranks may differ.
-        options: The way, and its limits; the same on all ranks. `MPIDIST_WINDOW` in the environment goes first.
+        options: The transport, and its limits; the same on all ranks. `MPIDIST_WINDOW` takes precedence.
         admits_later: Whether processes may join that are not in the communicator, by sockets; the same on all ranks.
 
     Returns:

@@ -23,7 +23,7 @@ class _Demand(NamedTuple):
     Attributes:
         heap_bytes: The size of its heap.
         place: Host and device number of its shared memory. Containers on one host have memory of their own.
-        free_bytes: What is free there; None where the rank shares memory with nobody, and its heap is private.
+        free_bytes: The free bytes there; None where the rank shares memory with no other rank, and its heap is private.
     """
 
     heap_bytes: int

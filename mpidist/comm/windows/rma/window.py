@@ -1,7 +1,7 @@
 """The window by one-sided calls of MPI. Loading it starts MPI.
 
-The heaps are one MPI window, locked once for life: after a death nothing of it is collective, and nobody holds a lock
-that others need. Messages are MPI's.
+The heaps are one MPI window, locked once for life: after a death nothing of it is collective, and no rank holds a
+lock that others need. Messages are MPI's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mpidist.options import WindowOptions
 
 # The sizes of MPI's calls are ints of 32 bits.
 _PIECE_BYTES = 1 << 30
-# Tags. Between nodes a get or put continues only while its target is in MPI: who begins one, and ends it, says so. Rows
-# are asked for there, and given.
+# Tags. Between nodes a get or put continues only while its target is in MPI: so its origin announces its begin and its
+# end. Rows are requested there by messages, and sent.
 _MESSAGE, _COMES, _GOES, _ASKS, _GIVES = range(5)
 # After the last message. No `sched_yield` here: on a busy machine the others keep the core for milliseconds then, while
 # a rank that resumes from a nap gets it at once.
@@ -66,7 +66,7 @@ class RmaWindow(Window):
     """Collective. Heaps in an MPI window, and messages by MPI.
 
     Args:
-        communicator: The communicator of nobody else; it is closed with the window.
+        communicator: A communicator for the window alone; it is closed with the window.
         heap_bytes: The size of this rank's heap.
         options: `silence_seconds` is the limit of a host that says nothing.
 
@@ -171,7 +171,7 @@ class RmaWindow(Window):
     def ring(self, rank: int, message: bytes) -> None:
         """Local. See `Window.ring`."""
         data = checked_message(self, rank, message)
-        # Who gets the message reads what this rank has written into its own heap.
+        # The receiver of the message reads what this rank has written into its own heap.
         self._win.Sync()
         self._send(rank, data, _MESSAGE)
 
@@ -276,8 +276,8 @@ class RmaWindow(Window):
 
     def _match(self) -> None:
         status = self._status
-        # The first probe of an MPI may only fetch what has come, which the second one finds (Open MPI 5.0): without it
-        # who naps would find a message after the next nap.
+        # The first probe may only receive a message that the second one then finds (Open MPI 5.0): without the second
+        # one a rank that naps would find it after its next nap.
         incoming = (
             self._mpi.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
             or self._mpi.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)

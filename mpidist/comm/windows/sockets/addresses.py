@@ -120,10 +120,10 @@ def call(address: Address, here: Address, seconds: float, first: int = 0) -> soc
         address: Where it waits.
         here: This rank's own.
         seconds: The limit for each of its interfaces.
-        first: The interface to begin with: at another machine's address somebody else may answer.
+        first: The interface to begin with: at another machine's address another process may answer.
 
     Raises:
-        OSError: It cannot be reached; ConnectionRefusedError if nobody waits there.
+        OSError: It cannot be reached; ConnectionRefusedError if no process listens there.
     """
     if address.place == here.place:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -40,7 +40,7 @@ class BrokenConnectionError(Exception):
     """The connection has ended, or the other end has sent what no rank sends; the text says which."""
 
 
-# Returns the memory into which a frame's body goes, given its kind, place and size; raises BrokenConnectionError.
+# Returns the memory that receives a frame's body, given its kind, place and size; raises BrokenConnectionError.
 Place = Callable[["Connection", Kind, int, int], memoryview]
 # Takes a frame whose body is there: its kind, place, size and body.
 Take = Callable[["Connection", Kind, int, int, memoryview], None]

@@ -1,9 +1,9 @@
 """The handshake of two ranks that open a connection: each proves that it knows the window's secret.
 
-The secret never travels here: the ranks get it over MPI, and who joins them later from a file of the user's. Each side
-sends random bytes, and the other one answers with an HMAC-SHA256 of both sides' bytes and ranks. Nothing that a
-stranger sends is unpickled, and a stranger who says nothing is given up after a time. The traffic afterwards is not
-encrypted.
+The secret itself is never sent here: the ranks get it over MPI, and processes that join later from a file of the
+user's. Each side sends random bytes, and the other one answers with an HMAC-SHA256 of both sides' bytes and ranks.
+Nothing that a stranger sends is unpickled, and a stranger that sends nothing is disconnected after a time. The traffic
+afterwards is not encrypted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 def greet(link: socket.socket, secret: bytes, rank: int, other: int, seconds: float = LIMIT_SECONDS) -> None:
-    """Local. Prove who this rank is to a rank that it has called, and have that rank prove the same.
+    """Local. Prove this rank's identity to a rank that it has called, and check the identity of that rank.
 
     Args:
         link: A connected socket. It is left with a time limit of its own.
@@ -65,7 +65,7 @@ def greet(link: socket.socket, secret: bytes, rank: int, other: int, seconds: fl
 
 
 def admit(link: socket.socket, secret: bytes, rank: int, size: int, seconds: float = LIMIT_SECONDS) -> int:
-    """Local. Have a caller prove who it is.
+    """Local. Check the identity of a caller.
 
     Args:
         link: A connected socket. It is left with a time limit of its own.
@@ -78,7 +78,7 @@ def admit(link: socket.socket, secret: bytes, rank: int, size: int, seconds: flo
         The rank that has called.
 
     Raises:
-        RefusedError: The caller knows no secret, calls somebody else, or does not answer in time.
+        RefusedError: The caller does not have the secret, calls another rank, or does not answer in time.
     """
     end = time.monotonic() + seconds
     _check_user(link)

@@ -1,6 +1,6 @@
-"""The file by which processes join a job: where its chief waits for them, and the secret of its window.
+"""The file by which processes join a job: the address at which its chief listens, and the secret of its window.
 
-Who can read it can run code in the job. It is its owner's alone, in a directory that is its owner's alone to change.
+Anyone who can read it can run code in the job. Only its owner can read it, or change its directory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WrittenFile:
         whole = {
             "format": FORMAT, **content._asdict(), "address": content.address.to_json(), "secret": content.secret.hex(),
         }
-        # A reader sees all of it or none.
+        # A reader gets all of it or none.
         temporary = self.path.with_name(f".{NAME}.{secrets.token_hex(4)}")
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

@@ -14,7 +14,7 @@ from mpidist.comm.windows.sockets.newcomers import Introduction
 from mpidist.comm.windows.sockets.window import SocketWindow
 from mpidist.failures.deaths import Process
 
-# Between two looks at who is there.
+# Seconds between two looks at the ranks that have joined.
 _LOOK_SECONDS = 0.05
 
 
@@ -70,18 +70,18 @@ class JoinedWindow(SocketWindow):
         """Local. Open the connections to all others. Returns the ranks that cannot be reached from here."""
         others = sorted(self._door.addresses.keys() - {self.rank})
         mine = [self._connection(rank) for rank in others]
-        # After this time the other host is there, and its process is stopped: it hears of this one when it is woken.
+        # After this time the other host answers, but its process is stopped: it gets the message when it resumes.
         end = time.monotonic() + self._silence_seconds
         while any(one.link is None and one.rank not in self._losses.gone() for one in mine) and time.monotonic() < end:
             self._turn(_LOOK_SECONDS)
         return [rank for rank in others if rank in self._losses.gone()]
 
     def note_joined(self) -> None:
-        """Local. The others were told: from now on the end of this process is an end and no death to them."""
+        """Local. Note that the others are notified: from now on the end of this process is no death to them."""
         self.has_joined = True
 
     def lost(self) -> frozenset[int]:
-        """Local. See `Window.lost`. Who speaks to this rank no more, having given it up, is lost to it."""
+        """Local. See `Window.lost`. A rank that treats this one as lost, and sends it nothing, is lost to it."""
         return super().lost() | (self._losses.gone() & self._door.addresses.keys())
 
     def is_given_up_by(self, rank: int) -> bool:

@@ -22,7 +22,7 @@ logger = logging.getLogger("mpidist")
 
 # A rank that has dropped its window says so.
 _LEAVE = b"L"
-# The other ranks may take so long to hear it.
+# The time in which the other ranks get it.
 _LEAVE_SECONDS = 1.0
 
 
@@ -59,7 +59,7 @@ class Lifelines:
 
 
 class _Watch:
-    """The thread that hears of deaths, also while the program's own is in a call of MPI that never returns.
+    """The thread that detects deaths, also while the program's own is in a call of MPI that never returns.
 
     Attributes:
         thread: Begins to watch when it is started.
@@ -92,7 +92,7 @@ class _Watch:
             with contextlib.suppress(OSError):
                 link.send(_LEAVE)
                 link.shutdown(socket.SHUT_WR)
-        # Who closes a connection with something unread in it takes the last word from the other end.
+        # Closing a connection with unread data resets it, and the other end would lose the last message.
         if self._links:
             self._is_empty.wait(_LEAVE_SECONDS)
 

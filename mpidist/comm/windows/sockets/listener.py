@@ -77,7 +77,7 @@ class Door:
     Attributes:
         secret: The constructor's argument.
         addresses: The addresses of all ranks; one that joins is added.
-        desk: For processes that ask for a rank; None where nobody gives any.
+        desk: For processes that ask for a rank; None where no rank gives any.
         bell: A descriptor that can be read when `take` has something.
     """
 
@@ -98,7 +98,7 @@ class Door:
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._is_closed = False
         # For `_is_closed`, `_busy` and `_opened`: a thread that begins, or opens a connection, while `close` runs is
-        # joined by it, or sees that this is closed and closes its connection itself.
+        # joined by it, or finds that this is closed and closes its connection itself.
         self._lock = threading.Lock()
         self._busy: dict[threading.Thread, socket.socket | None] = {}
         self._thread = threading.Thread(target=self._wait_for_calls, name=THREAD, daemon=True)
@@ -119,7 +119,7 @@ class Door:
         self._begin(None, self._call, rank)
 
     def close(self) -> None:
-        """Local. Admit nobody any more, and call nobody."""
+        """Local. Admit and call no rank any more."""
         with self._lock:
             self._is_closed = True
             busy = dict(self._busy)
@@ -215,7 +215,7 @@ class Door:
             try:
                 link = call(address, here, LIMIT_SECONDS, refusals)
             except OSError as error:
-                # Who refuses has closed the window, or is dead.
+                # A rank that refuses has closed the window, or is dead.
                 if time.monotonic() > end or isinstance(error, ConnectionRefusedError):
                     logger.warning("window: rank %d cannot reach rank %d: %s", self._rank, rank, error)
                     self._open(Opened(rank, None, is_ours=True))
@@ -298,7 +298,7 @@ def listen(has_others: bool, options: WindowOptions) -> tuple[list[socket.socket
 
 
 def send_away(listener: socket.socket) -> None:
-    """Local. Close the connections of all who have called so far: who knew nothing of this rank has only tried the way.
+    """Local. Close all connections so far: callers that do not expect this rank have only tested the route.
 
     Args:
         listener: The listener of a window that is not open yet.

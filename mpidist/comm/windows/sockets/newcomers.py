@@ -1,7 +1,7 @@
 """Processes that join a window later: one rank takes their requests, and gives each a rank.
 
-A process that has proved at the door that it knows the secret says who it is, and waits for its answer here, in a
-thread of its own: it holds up nobody, also when it dies.
+A process that has proved in the handshake that it has the secret identifies itself. It is served here by a thread of
+its own until it gets an answer: it blocks no other rank, even if it dies.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Desk:
     """The requests of one rank's window, in the order in which they came.
 
     Args:
-        here: The address of this rank: who asks is called from there once, and refused where that fails. None calls
-            nobody.
+        here: The address of this rank: it calls each process that asks once from there, and refuses it if that fails.
+            None: it does not call.
     """
 
     def __init__(self, here: Address | None = None) -> None:
@@ -108,7 +108,7 @@ class Desk:
         self._is_closed = False
 
     def first(self) -> Request | None:
-        """Local. The request that has waited longest, which stays; None if nobody waits."""
+        """Local. The request that has waited longest, which stays; None without any."""
         return self._waiting[0] if self._waiting else None
 
     def pop(self) -> None:
@@ -118,7 +118,7 @@ class Desk:
                 self._waiting.popleft()
 
     def close(self) -> None:
-        """Local. Send away all who wait, and who comes later."""
+        """Local. Refuse all processes that wait, and all that call later."""
         with self._lock:
             self._is_closed = True
             waiting = list(self._waiting)
@@ -136,7 +136,7 @@ class Desk:
             What it joins as; None if it was refused.
 
         Raises:
-            RefusedError: It does not say who it is.
+            RefusedError: It does not identify itself.
         """
         end = time.monotonic() + LIMIT_SECONDS
         (length,) = _LENGTH.unpack(receive(link, _LENGTH.size, end))
@@ -153,7 +153,7 @@ class Desk:
         try:
             send(link, _ANSWER.pack(introduction is not None, len(data)) + data, time.monotonic() + LIMIT_SECONDS)
         except RefusedError:
-            # It has died meanwhile: the end of this connection will tell that.
+            # It has died meanwhile: the end of this connection will show that.
             return introduction
         return introduction
 

@@ -1,9 +1,9 @@
 """The window by sockets: Unix sockets within a host, TCP between hosts.
 
-A dead rank is the end of its connection, and no call of MPI is made but to begin and to end. Gets and puts need their
-target's help: it serves them in the calls of its window. A rank calls another one when it first sends something; what
-it asks and is answered goes over that connection, and what the other one asks over another. Each two ranks on different
-hosts also hold a connection on which nothing is sent: only there do their kernels ask for signs of life all the time.
+The end of a connection shows the death of a rank; MPI is called only at the begin and the end. Gets and puts need their
+target's help: it serves them in the calls of its window. A rank opens a connection to another one when it first sends
+something; it carries this rank's requests and their answers, and another one those of the other rank. Each two ranks on
+different hosts also have an idle connection, since kernels send keepalive probes only on idle connections.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger("mpidist")
 SPIN_SECONDS = 2e-4
 # Of a rank that has joined.
 _MAX_HELLO_BYTES = 1 << 16
-# Between two looks at who has died, while this rank waits for an answer.
+# Seconds between two checks for deaths, while this rank waits for an answer.
 _LOOK_SECONDS = 0.05
 
 
@@ -53,7 +53,7 @@ class SocketWindow(Window):
     """Collective. Heaps in each rank's own memory, and everything by sockets.
 
     Args:
-        communicator: The communicator of nobody else; it is closed with the window.
+        communicator: A communicator for the window alone; it is closed with the window.
         heap_bytes: The size of this rank's heap.
         options: Its ports, and the limit of a host that says nothing.
         admits_later: Whether processes may join that are not in the communicator; the same on all ranks.
@@ -274,7 +274,7 @@ class SocketWindow(Window):
         if opened.introduction is not None:
             self.admit(opened.introduction)
         if opened.link is None:
-            # Its host cannot be reached, or it waits for nobody any more.
+            # Its host cannot be reached, or it does not listen any more.
             self._losses.cut(opened.rank)
             return
         connection = self._ours.get(opened.rank) if opened.is_ours else None
@@ -349,7 +349,7 @@ class SocketWindow(Window):
         is_death = connection.was_used or connection is self._ours.get(connection.rank)
         self._close(connection)
         if connection.rank >= self.size:
-            # It has joined, and ended before it has said who it is.
+            # It has joined, and ended before it has identified itself.
             return
         if is_death and not self._is_leaving and connection.rank not in self._losses.gone():
             level = logging.INFO if WATCH.is_over else logging.WARNING
