@@ -22,11 +22,11 @@ class Going(Protocol):
 
 
 def keep_going(given: Going, lock: Any) -> None:
-    """Local. Let a coordinator continue whenever nobody else uses it, until it or its strategy is gone.
+    """Local. Let a coordinator process messages whenever it is not in use, until it or its strategy is deleted.
 
     Args:
         given: The coordinator.
-        lock: Held by who uses it.
+        lock: Held by the thread that uses it.
     """
     # A thread that held it would keep a coordinator that the program has dropped.
     arguments = weakref.ref(given), lock

@@ -105,7 +105,7 @@ class ClusterCoordinator(FixedAttributes):
         self._waits = ChiefWaits(self._queue, self._membership.place_of, strategy.invitation)
         scheduler = Scheduler(self._watch, self.join, self._names.discard, self._functions.forget)
         self._chief.begin(scheduler, strategy.places.ranks, queue_size, closure_timeout, prefetch=prefetch)
-        # Alone, a thread of ours would run functions beside the program, whose variables they change.
+        # In a job of one process a background thread would run functions that change the program's variables.
         if not strategy.roles.is_one_process:
             keep_going(self, self._chief.lock)
         self._settle(ClusterCoordinator)

@@ -103,7 +103,7 @@ def arguments_of(
 
 
 class SentFunctions:
-    """The functions that were sent, by what tells one from another.
+    """The functions that were sent, by their identities.
 
     Args:
         naming: The way by which objects are named.

@@ -58,11 +58,11 @@ class LateBuilds:
         if isinstance(message, Call):
             self._asked.append((sender, message))
         if self._is_one_process:
-            # It waits for the answer, and nobody else looks.
+            # It waits for the answer, and no other thread looks.
             self.look()
 
     def look(self) -> None:
-        """Local. Answer those who have asked. Not while a message is taken: servers are asked meanwhile."""
+        """Local. Answer the workers that have asked. Not while a message is handled, since it waits for servers."""
         while self._asked:
             sender, call = self._asked.pop(0)
             self._station.answer(sender, call, self.build)

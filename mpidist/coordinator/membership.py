@@ -89,7 +89,7 @@ class Membership:
         logger.warning("%s is lost; its work goes to the other %d worker%s", place, left, "s" * (left != 1))
         how = why or WATCH.how_ended(Process(*key))
         with self._station.whole:
-            # The fences go out first: to a rank that is given up nothing is sent any more.
+            # The fences are sent first: a rank that is treated as lost gets no message any more.
             self._do(self._closures.lost(rank, now, f"{place}{': ' * bool(how)}{how}"))
             self._strategy.give_up(rank)
 
@@ -110,7 +110,7 @@ class Membership:
     def _let_join(self, invitation: Invitation, now: float) -> None:
         """Let those work that have joined, and answer those that ask for a place."""
         with self._station.whole:
-            # Who has arrived gets its work before others get its place.
+            # A worker that has arrived gets its work before another one can get its place.
             for rank in invitation.arrived():
                 own = self._data_sets.joined(rank, invitation.before(rank))
                 self._do(self._closures.joined(rank, now, own))

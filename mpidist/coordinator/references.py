@@ -1,4 +1,4 @@
-"""Names: how the objects that functions and arguments name are told to workers, and what of them is sent once."""
+"""Names: how workers get the objects that functions and arguments name, and which objects are sent once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Waits: while the chief waits for closures, the watchdog's thread tells which ones run for long, and where.
+"""Waits: while the chief waits for closures, the watchdog's thread reports which ones run for long, and where.
 
-It also tells which servers do not answer, and that there is no worker any more.
+It also reports servers that do not answer, and the loss of all workers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChiefWaits:
         closures: Theirs are the workers.
         place_of: The name of a rank, and its process.
         invitation: The invitation of the chief, if others may join.
-        clock: Tells the seconds as the watchdog does, and as the closures were told them.
+        clock: The clock of the watchdog and of the closures, in seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ChiefWaits:
         # Read by the watchdog's thread: when the wait has begun, and what is done meanwhile.
         self._since: float | None = None
         self._busy: list[Running | Owing | Absent] = []
-        # By closure, or server: when to tell of it again.
+        # By closure, or server: the time of its next report.
         self._next: dict[Running | Owing | Absent, float] = {}
         WATCHDOG.look_also(self.look)
 
@@ -130,7 +130,7 @@ class ChiefWaits:
             WATCHDOG.end()
 
     def _stuck(self, told: Collection[int]) -> list[str]:
-        """Tell of servers for which workers may wait: those that are stuck, but for those that are told of already."""
+        """Report servers for which workers may wait: those that are stuck and were not reported yet."""
         places = dict(self._place_of(rank) for rank in self._closures.commits.servers if rank not in told)
         peers = {peer.key: peer for peer in WATCHDOG.peers() if peer.is_stuck()}
         return [text for name, key in places.items() if key in peers

@@ -119,6 +119,6 @@ class DataSets:
         living = list(self._closures.workers)
         dealt = dict(zip(living, deal(parts, len(living)), strict=True))
         by_index = {self._workers.index(rank): its for rank, its in dealt.items()}
-        # Noted first: a thread of ours may hear at once that a worker has made its iterator.
+        # Noted first: a background thread may be notified at once that a worker has made its iterator.
         self._closures.resources.positions.begin(number, dealt)
         self._make_again(number, resume, (dataset, dataset_fn, OwnContext(), by_index))
