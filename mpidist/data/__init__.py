@@ -32,7 +32,7 @@ Another number of ranks can load the position of an iterator: under DATA, FILE, 
 example repeated or left out, and the next pass is shared by the new ranks. Under OFF the ranks have nothing in common
 but the number of steps.
 
-Words of this package: an *item* is the number of an example before it is read; a *stream* orders items, a *source*
+Words of this package: an *item* identifies an example that is not read yet; a *stream* orders items, a *source*
 reads them, and a *pipeline* is both. A *piece* is a rank's rows of one global batch, a *shard* every n-th item of a
 stream, and a *share* all that a rank reads. A *reader* is a rank that takes part in sharing; the reader of `from_files`
 is a function that opens a file.

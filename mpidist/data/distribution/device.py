@@ -8,7 +8,7 @@ the next batch begins, so that it runs while the GPU computes the program's next
 - A copy writes to memory that an earlier kernel still reads. So arrays are allocated on the program's stream, and a
   copy begins after all work that this stream was given before.
 - Memory is freed while a copy still uses it. So a reader that ends waits for its last copy: CuPy's pools give a room,
-  or the memory of a batch that nobody took, to the next one who asks.
+  or the memory of a batch that was not taken, to the next caller.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Sent:
 
 @dataclass
 class _UnderWay:
-    """The remains of a reader: batches that nobody took, and the last copy that has begun."""
+    """The remains of a reader: batches that were not taken, and the last copy that has begun."""
 
     ahead: list[_Sent] = field(default_factory=list)
     copy: Ticket = DONE
@@ -91,7 +91,7 @@ class DeviceReader(Iterator[Any]):
         self._under_way = _UnderWay()
         self._ahead = self._under_way.ahead
         self._finalizer = weakref.finalize(self, _drop, self._under_way, self._copier)
-        # Not at exit: CUDA may have shut down by then, and nobody uses the memory again.
+        # Not at exit: CUDA may have shut down by then, and the memory is not used again.
         self._finalizer.atexit = False
 
     def read(self) -> Any:
@@ -164,7 +164,7 @@ def _stage(element: Any, copier: StagingCopier, free: deque[_Room]) -> _Staged:
 
 
 def _drop(under_way: _UnderWay, copier: StagingCopier) -> None:
-    # Wait first: until the copies are done, their rooms and the memory that they write to must not be given up.
+    # Wait first: until the copies are done, their rooms and the memory that they write to must not be freed.
     copy, under_way.copy = under_way.copy, DONE
     if copy is not DONE:
         copier.wait(copy)

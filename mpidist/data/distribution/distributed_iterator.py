@@ -196,7 +196,7 @@ class DistributedIterator(Iterator[Any]):
         """Local. The position, the same on every rank.
 
         Under the policies AUTO, DATA, FILE and HINT any number of ranks can load it, and no example is repeated or left
-        out. Under OFF, and where each rank brings a dataset of its own, only the number of steps is common.
+        out. Under OFF, and where each rank has a dataset of its own, only the number of steps is common.
 
         Returns:
             `iteration`: the number of the pass. `batch`: the number of global batches (of steps, where only these are
@@ -307,7 +307,7 @@ class DistributedIterator(Iterator[Any]):
             self._exchange_templates(is_ready=state == _READY)
         elif decision == _ENDED:
             raise StopIteration
-        # This rank learns only now that others have data. It tells them in the next step, which they all take.
+        # Only now this rank knows that others have data. It sends them its state in the next step, which all take.
         self._steps_alone = state != _READY
         return batch if state == _READY else self._empty()
 

@@ -125,7 +125,7 @@ def share_dataset(dataset: Dataset, communicator: Communicator, everyone: Commun
     _adopt_seeds(pipeline, facts, communicator, everyone)
     others = _others(whole, dataset.options().experimental_distribute.auto_shard_policy, communicator)
     if is_one_stream:
-        # 1 stands for one stream over all files; ranks that load this position must not shard the files.
+        # 1 means one stream over all files; ranks that load this position must not shard the files.
         share = _common(whole, _counts(facts), communicator)
         return replace(share, readers=int(others is not None), others=others)
     readers = 0 if others is None else size

@@ -109,7 +109,7 @@ class Ungroup:
         return UNKNOWN if self.parent.cardinality() >= 0 else self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Items from number `start` on; seeks to the group where sizes are known, else goes through groups."""
+        """Local. Items from number `start` on; seeks to the group where sizes are known, else iterates over groups."""
         first = 0
         if isinstance(self.parent, Batch):
             rounds, start = divmod(start, sum(self.parent.sizes))

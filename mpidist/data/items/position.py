@@ -29,7 +29,7 @@ def position_state(
     """Local. The position as plain integers.
 
     Args:
-        stream: Its drawn seeds belong to the position: without them nobody could make the same order again.
+        stream: Its drawn seeds belong to the position: without them the same order could not be made again.
         iteration: Number of the pass over the data.
         taken: Number of elements that the consumer has taken in this pass. Elements that a thread has only read ahead
             do not count: after a restart they must be read again.

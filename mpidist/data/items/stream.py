@@ -1,6 +1,6 @@
 """Streams of items: the order of examples, from any position on, before anything is read.
 
-An item stands for an example. Over arrays an item is a row number, so that a whole pipeline of selections costs only
+An item identifies an example. Over arrays it is a row number, so that a whole pipeline of selections costs only
 integers. Over an iterable it is the element itself. Items travel in blocks, so that row numbers stay in NumPy arrays.
 
 A stream must be a function of the epoch and the seeds alone. All ranks follow the same stream and each reads its own
@@ -129,7 +129,7 @@ class Elements:
     open: Callable[[], Iterable[Any]]
 
     def cardinality(self) -> int:
-        """Local. UNKNOWN: only reading to the end would tell."""
+        """Local. UNKNOWN: only reading to the end would give it."""
         return UNKNOWN
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
@@ -255,7 +255,7 @@ class Repeat:
             for block in self.parent.blocks(epoch.repetition(number), start):
                 is_empty = is_empty and len(block) == 0
                 yield block
-            # The next pass of a finite repetition may have items again, after a filter that sees other ones.
+            # The next pass of a finite repetition may have items again, after a filter that gets other ones.
             if is_empty and (self.count is None or length == 0):
                 break
             start = 0

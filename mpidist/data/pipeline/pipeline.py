@@ -38,11 +38,11 @@ class Pipeline:
 
     Attributes:
         source: Reads items.
-        stream: The items. Each stands for one example, or for a group of examples once `grouping` is set.
+        stream: The items. Each is one example, or a group of examples once `grouping` is set.
         functions: Mapped over examples.
         grouping: The `Batch` that made groups of the items; None before there is one.
         is_loaded: Whether the source itself gives batches; then an item is a batch.
-        is_assumed: Whether a program's iterable gives the elements, and nobody said whether they are batches. A
+        is_assumed: Whether a program's iterable gives the elements, and whether they are batches is not known. A
             strategy then takes those that have rows for batches, as TF does.
         batch_functions: Mapped over batches.
         prefetch: Number of elements that an iteration prepares ahead; None where nothing was said.
@@ -218,7 +218,7 @@ class Pipeline:
         return tree.map_leaves(elements.without_rows, spec)
 
     def may_be_empty(self, element: Any) -> bool:
-        """Local. Whether an empty element can stand for one that is missing: `element` is a batch, or has rows."""
+        """Local. Whether an empty element can replace a missing one: `element` is a batch, or has rows."""
         return self.is_batched or (self.is_assumed and elements.have_rows(element))
 
     def read_rows(self, items: Items) -> Any:

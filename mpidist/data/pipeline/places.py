@@ -118,7 +118,7 @@ class Interleave:
         if self.count is None or not is_steady(self.pipeline.stream):
             return UNKNOWN
         # An error on one rank must not be raised here, where the other ranks do not look for it. The same file fails
-        # again when it is read, and reading tells all ranks.
+        # again when it is read, and reading reports it on all ranks.
         with contextlib.suppress(Exception):
             return sum(map(self.count, self.pipeline.iterate(Epoch(), 0, self.pipeline.read)))
         return UNKNOWN
@@ -191,7 +191,7 @@ class _Open:
 
     Attributes:
         pipeline: The pipeline.
-        blocks: Its items that nobody has asked for yet.
+        blocks: Its items that were not requested yet.
         rest: What is left of the last block.
         is_ended: Whether all items were taken.
     """

@@ -151,7 +151,7 @@ class Incoming:
         tag: The constructor's argument.
 
     Args:
-        communicator: An mpi4py intracommunicator; None stands for all ranks of the job.
+        communicator: An mpi4py intracommunicator; None means all ranks of the job.
         ranks: The senders.
         tag: The tag of all messages.
         depth: The number of samples of each sender that are received ahead.
@@ -296,7 +296,7 @@ _RECEIVING: list[Incoming] = []
 
 
 def _drain() -> None:
-    # A program that fails ends the job, and waits for nobody.
+    # A program that fails ends the job, and does not wait for senders.
     if was_left() or exit_code() or MPI.Is_finalized():
         return
     flush()

@@ -15,7 +15,7 @@ _AUTOMATIC_LIMIT = 4
 
 
 def automatic_count() -> int:
-    """Local. The number of threads that AUTOTUNE stands for."""
+    """Local. The number of threads that AUTOTUNE chooses."""
     return max(1, min(_AUTOMATIC_LIMIT, count_cores([own_cores()])))
 
 

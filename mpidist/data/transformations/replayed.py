@@ -32,7 +32,7 @@ class Replayed:
     keeps_count: bool = False
 
     def cardinality(self) -> int:
-        """Local. UNKNOWN unless the count is kept: only reading to the end would tell; 0 for an empty pipeline."""
+        """Local. UNKNOWN unless the count is kept: only reading to the end would give it; 0 for an empty pipeline."""
         known = self.pipeline.stream.cardinality()
         return known if self.keeps_count or known == 0 else UNKNOWN
 
@@ -181,7 +181,7 @@ def _without_repetition(those: Iterator[Any]) -> Iterator[Any]:
 
 def _scanned(initial_state: Any, function: Callable[[Any, Any], Any], those: Iterator[Any]) -> Iterator[Any]:
     # Copies: a function that writes to its state must not change the next pass, nor an element that it has given; and
-    # who gets an element may write to it.
+    # the program may write to an element.
     state = _copied(initial_state)
     for element in those:
         result = function(state, element)

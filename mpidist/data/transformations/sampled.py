@@ -202,7 +202,7 @@ def sample_from_datasets(
         choices = WeightedChoices(numbers, weights.pipeline, len(given))
     else:
         checked = _checked([1.0] * len(given) if weights is None else weights, len(given))
-        # A dataset of weight 0 is never chosen: nobody may wait for its end.
+        # A dataset of weight 0 is never chosen: no iteration may wait for its end.
         given = [one for one, weight in zip(given, checked, strict=True) if weight > 0]
         choices = Choices(numbers, tuple(weight for weight in checked if weight > 0))
     pipelines = tuple(one.pipeline for one in given)

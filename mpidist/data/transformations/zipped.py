@@ -94,7 +94,7 @@ class ZipSource:
         return self.rebuild([pipeline.sample() for pipeline in self.pipelines])
 
     def piece_reader(self, readers: int, reader: int) -> Callable[[Any], Any]:
-        """Local. See `PieceSource.piece_reader`. What is no batch, nor assumed to be, goes to every reader."""
+        """Local. See `PieceSource.piece_reader`. Elements neither batched nor assumed to be are for every reader."""
         reads = [
             pipeline.piece_reader(readers, reader) if pipeline.is_batched
             else partial(_piece, pipeline, readers, reader) if pipeline.is_assumed
