@@ -12,7 +12,7 @@ _STDERR = 2
 
 
 class Beside(NamedTuple):
-    """A second place for texts, beside a stderr that somebody has redirected.
+    """A second place for texts, in addition to a redirected stderr.
 
     Attributes:
         descriptor: The descriptor of what stderr was before.

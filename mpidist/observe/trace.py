@@ -26,7 +26,7 @@ TIMELINE = "timeline.json"
 _WRITE_SECONDS = 1.0
 # Waits below this are not worth a line.
 _SHOWN_SECONDS = 0.001
-# That of closures: nobody waits in them for another rank.
+# That of closures: no rank waits in them for another one.
 _NO_COMMUNICATOR = 0
 
 
@@ -44,7 +44,7 @@ class Trace:
         self._file: TextIO | None = None
         self._written = 0.0
         self._process = os.getpid()
-        # One clock for all processes of a host, that never goes back.
+        # A monotonic clock, common to all processes of a host.
         self._offset = time.time_ns() - time.perf_counter_ns()
 
     def now(self) -> int:
@@ -95,7 +95,7 @@ class Trace:
                     self._file.close()
 
     def finish(self) -> None:
-        """Local. Once all ranks have written: the first one puts the timelines together, and prints who waited."""
+        """Local. Once all ranks have written: the first one merges the timelines, and prints which ranks waited."""
         is_open = self._file is not None and os.getpid() == self._process
         if self.folder is not None and is_open and launch.world_rank() == 0:
             with contextlib.suppress(OSError):
