@@ -246,7 +246,7 @@ class Chief(Decisions, ServedHome):
         self.push(SCATTER + kind, place, pack(rows))
 
     def load(self, place: ServedPlace, read: Read) -> None:
-        """Local. See `ServedHome.load`. It goes one-sidedly into the buffer that is not shown."""
+        """Local. See `ServedHome.load`. It is written one-sidedly into the buffer that is not read."""
         with self.pause():
             self.wait_for_cut()
             self._maker.finish()

@@ -1,4 +1,4 @@
-"""The chief's side of all messages: what comes goes into the queue of functions, and what that decides goes out."""
+"""The chief's side of all messages: it passes them to the queue of functions, and sends the queue's decisions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ V = TypeVar("V", bound="Pending")
 
 
 class Pending(Protocol):
-    """The value of a closure, as its end is told to it."""
+    """The value of a closure, which is notified of its end."""
 
     def set(self, end: ClosureEnd) -> None:
         """Local. The closure has ended so."""
@@ -125,7 +125,7 @@ class Decisions:
     def __init__(self, station: Station, servers: Sequence[int], slots: Slots, versions: Versions) -> None:
         self.station = station
         self.is_one_process = station.window.size == 1
-        # The program's thread uses the station, and a thread of ours while the program does something else: a message
+        # The program's thread uses the station, or a background thread while the program does something else: a message
         # between two messages of the other thread would break their order.
         self.lock = OwnersLock(is_alone=self.is_one_process)
         self.values: dict[int, Pending] = {}
@@ -150,7 +150,7 @@ class Decisions:
         """Local. Begin to take functions.
 
         Args:
-            scheduler: Who gives them.
+            scheduler: The scheduler that gives them.
             workers: The ranks of the workers.
             limit: See `Closures`.
             timeout: See `Closures`.
@@ -171,7 +171,7 @@ class Decisions:
             inputs: As there.
             value_of: Makes the value of its number.
         """
-        # An interrupt between the two would leave a function in the queue whose end nobody can be told.
+        # An interrupt between the two would leave a function in the queue whose end no object gets.
         with self.station.whole:
             number, actions = self.queue.schedule(work, rules, time.monotonic(), inputs)
             value = self.values[number] = value_of(number)
@@ -194,14 +194,14 @@ class Decisions:
         """Local. Do what the queue asks for, in its order: messages to one rank must not overtake each other."""
         for action in actions:
             if isinstance(action, Send):
-                # Nobody hears who is given up, and its connection may be cut.
+                # The worker itself gets no notice: its connection may be cut.
                 if action.rank not in self.station.lost:
                     self.station.send(action)
             elif isinstance(action, ClosureEnd):
                 self.values.pop(action.closure).set(action)
 
     def _wait_for_all(self) -> None:
-        """Wait until all functions have ended, if there is who gives some."""
+        """Wait until all functions have ended, if there is a coordinator."""
         self._scheduler.join()
 
     def _discard(self, kind: str, number: int) -> Sequence[Send]:
@@ -220,7 +220,7 @@ class Decisions:
         self._wait_for_writes(self.commits.servers)
 
     def _wait_for_writes(self, servers: Iterable[int]) -> None:
-        # A write names variables: servers must have heard of them.
+        # A write names variables: servers must have created them.
         if self._maker.unfinished:
             self._maker.finish()
         if not self.commits.unapplied:

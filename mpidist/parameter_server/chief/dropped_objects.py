@@ -23,7 +23,7 @@ class Dropped:
         discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
 
     Attributes:
-        noted: What the program has dropped, and nobody was told: kinds, numbers and places of variables.
+        noted: Dropped objects that were not announced yet: kinds, numbers and places of variables.
     """
 
     def __init__(

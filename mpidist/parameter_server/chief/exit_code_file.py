@@ -38,7 +38,7 @@ class ExitCodeFile(SoloCommunicator):
         try:
             with open(f"{self.path}.new", "w") as file:
                 file.write(f"{code}\n")
-            # Who reads it sees all of it, or none.
+            # A reader gets all of it, or none.
             os.replace(file.name, self.path)
         except OSError as error:
             logger.warning("the exit code %d cannot be written to %r: %s", code, self.path, error)

@@ -1,4 +1,4 @@
-"""New variables: a server hears of many small ones in one message, before anybody uses one of them.
+"""New variables: a server gets many small ones in one message, before one is used.
 
 Making one alone takes a round trip to its server. The memory of small ones is there before they are made, so that a
 server without memory says so where the program makes the variable, and making them cannot fail later.
@@ -123,7 +123,7 @@ class VariableMaker:
         self._memory[place.server] = have + self._station.call(place.server, "reserve", have, end - have, most, what)
 
     def _put(self, place: ServedPlace, value: AnyArray) -> None:
-        """Write a value in pieces. The server has touched its pages, and nobody else knows of it."""
+        """Write a value in pieces. The server has touched its pages, and no other rank has its address yet."""
         rows = max(1, _PIECE_BYTES // max(1, place.bytes // place.shape[0]))
         at = place.buffers[0]
         with self._station.awaited((place.server,), "take the value of a new variable"):

@@ -90,7 +90,7 @@ def _shard_by_shard(
 
 
 def _unconverted(value: Any, array_of: Callable[[Any], AnyArray]) -> tuple[AnyArray, np.dtype[Any]]:
-    """A value, and the dtype of its variable: a large array is converted where it goes, and has no copy here."""
+    """A value, and the dtype of its variable: a large array is converted by its receiver, without a copy here."""
     given = value() if callable(value) else value
     if type(given) is np.ndarray and given.ndim:
         return given, array_of(given[:0]).dtype

@@ -13,7 +13,7 @@ _NAME = "joined"
 
 
 def joined(first: int) -> Message:
-    """Local. The word of it, which nobody answers.
+    """Local. The message, which has no answer.
 
     Args:
         first: The rank whose slots this worker has, which was the first worker in its place.

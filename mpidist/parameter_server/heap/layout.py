@@ -75,7 +75,7 @@ class HeapFullError(MemoryError):
 
 
 class Space:
-    """The free space of one heap. What is given back is used again, the first place that fits.
+    """The free space of one heap. Freed space is reused: the first gap that is large enough.
 
     Args:
         begin: The first free byte.
@@ -119,7 +119,7 @@ class Space:
 class Heaps:
     """The places of variables in the heaps of all servers.
 
-    A new variable goes to the server whose variables have the fewest bytes. Of equals it is the next one after the
+    A new variable is put on the server whose variables have the fewest bytes. Of equals it is the next one after the
     server that got the last one.
 
     Args:

@@ -12,7 +12,7 @@ from mpidist.variables.making.initial import Placed
 
 
 class Drawn(NamedTuple):
-    """An initial value that its server makes in pieces, where it goes: no process holds another copy.
+    """An initial value that its server makes in pieces, in place: no process holds another copy.
 
     Attributes:
         function: Gives the pieces.

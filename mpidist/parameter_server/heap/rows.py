@@ -82,7 +82,7 @@ def read_rows(station: Station, place: ServedPlace, rows: AnyArray) -> AnyArray:
 
 
 def _read(station: Station, place: ServedPlace, rows: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Rows as they are now, and which of them are whole: nobody has changed them while they were read."""
+    """The present rows, and which of them are consistent: not changed while they were read."""
     window, server = station.window, place.server
     blocks = rows // place.block_rows
     before, after = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint64)

@@ -25,7 +25,7 @@ class Value(NamedTuple):
 
     Attributes:
         version: Which of its versions this is; None if that is not known.
-        array: The value, of the variable's shape. It is overwritten only while nobody else holds it.
+        array: The value, of the variable's shape. It is overwritten only while there is no other reference to it.
     """
 
     version: int | None
@@ -39,7 +39,7 @@ def read_whole(station: Station, place: ServedPlace, known: Value | None = None,
         station: The station of this process.
         place: The place of the variable.
         known: What was read before. It is good for an unchanged variable, and else its memory is used again where
-            nobody else holds it: new memory costs more than the copy.
+            there is no other reference to it: new memory costs more than the copy.
         is_relaxed: Whether the array may hold a part of the version after it.
 
     Raises:
@@ -114,5 +114,5 @@ _SOLE = _references(Value(None, np.empty(0)))
 
 
 def is_sole(value: Value) -> bool:
-    """Local. Whether nobody else holds the array, or a view of it."""
+    """Local. Whether there is no other reference to the array, or to a view of it."""
     return _references(value) <= _SOLE

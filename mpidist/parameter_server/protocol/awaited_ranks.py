@@ -1,4 +1,4 @@
-"""Waits of a process for others of the group: the watchdog's thread says who does not answer, and where they are."""
+"""Waits of a process for others of the group: the watchdog's thread reports ranks that do not answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Awaited:
         # Those that surround it, and itself; and the one that `with` is about to begin.
         self._waits: list[_Wait] = []
         self._next: _Wait | None = None
-        # The wait that was told of, and when to tell of it again.
+        # The wait that was reported, and the time of its next report.
         self._told: tuple[_Wait | None, float] = (None, 0.0)
         WATCHDOG.look_also(self.look)
 
@@ -70,7 +70,7 @@ class Awaited:
         return self
 
     def __enter__(self) -> None:
-        # Only here: an interrupt before it would leave a wait that nobody ends.
+        # Only here: an interrupt before it would leave a wait without an end.
         if self._next is not None:
             self._waits.append(self._next)
             self.wait = self._next

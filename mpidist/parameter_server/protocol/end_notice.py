@@ -1,4 +1,4 @@
-"""The end of the chief's program, of which it tells workers and servers."""
+"""The notice of the end of the chief's program, for workers and servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EndNotice(NamedTuple):
 
     Attributes:
         code: Its exit code.
-        lost: The ranks that are dead, or given up. Where there are none, all ranks end the window together.
+        lost: The ranks that are dead, or treated as dead. Where there are none, all ranks end the window together.
         is_agreed: Whether all ranks end with the code, and not the chief alone, which ends the job by it.
     """
 
@@ -27,7 +27,7 @@ class EndNotice(NamedTuple):
     is_agreed: bool = False
 
     def message(self) -> Message:
-        """Local. The word of it, which nobody answers."""
+        """Local. The message, which has no answer."""
         return Call(0, _NAME, pickle.dumps(tuple(self)))
 
 

@@ -1,7 +1,7 @@
 """The station: a process in a group of coordinator, workers and servers, with its window.
 
 A rank has one role. A process without a launcher has all three, and sends messages to itself. Each kind of message has
-one taker in a process, so that no order of roles decides who sees a message.
+one receiver in a process, so that no order of roles decides which role gets a message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLOSED = (
     "save a checkpoint, or close the strategy at the end of the program"
 )
 
-# By what a message finds who takes it: its class, and of some classes the word in it.
+# The key that selects the receiver of a message: its class, and for some classes the word in it.
 Kind: TypeAlias = "type[Message] | tuple[type[Message], str]"
 # Does what a message asks for: gets the rank that has sent it, and the message.
 Take: TypeAlias = Callable[[int, Message], None]

@@ -1,4 +1,4 @@
-"""Messages: what coordinator, servers and workers tell each other. Payload of variables never goes this way.
+"""Messages: what coordinator, servers and workers send each other. Values of variables are not sent so.
 
 A closure is handed out as attempt 1, 2, ... until one attempt is decided. These carry it:
 
@@ -22,7 +22,7 @@ Where workers have a time limit, these say how long a function has run (`queue/d
 Nothing here is decided by a worker or a server alone, so that a closure is applied by all its servers or by none.
 (What integers do not hold is not: the server leaves that variable as it is, and says so in `Applied`.)
 A server notes in the slot itself that it has applied it. A worker that begins a closure waits for that note before it
-reads from this server, and hears of a fence meanwhile: so a closure sees what its worker has finished before.
+reads from this server, and gets a fence meanwhile: so a closure reads what its worker has finished before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOTS = 2
 OWN_WRITE = 0
 
 
-# The kinds of what a worker knows by a number, until it is told to discard it.
+# The kinds of objects that a worker keeps by number, until it gets a message to discard one.
 NAMED = ("function", "dataset", "variable", "sharded", "optimizer", "resource")
 
 
@@ -173,7 +173,7 @@ class Commit(NamedTuple):
     """Coordinator to server: apply what an attempt has staged.
 
     Attributes:
-        number: Its place in the one order of all commits, counted from 1. A server sees those that concern it.
+        number: Its place in the one order of all commits, counted from 1. A server gets those that concern it.
         worker: The rank that has pushed it.
         closure: The closure.
         attempt: The attempt.
@@ -223,7 +223,7 @@ class Round(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Server to coordinator: a commit is applied, or dropped as was told; the slot is free.
+    """Server to coordinator: a commit is applied, or dropped as requested; the slot is free.
 
     Attributes:
         closure: The closure.

@@ -122,7 +122,7 @@ def class_of(number: int) -> type:
 
 
 def describing_handle_of(given: object) -> tuple[Any, ...] | None:
-    """Local. A handle that says itself what the variable is, for who may not have been told."""
+    """Local. A handle that describes the variable itself, for receivers that may not have its description."""
     handle = handle_of_variable(given)
     if isinstance(given, (ServedVariable, ShardedVariable)) and handle is not None:
         return (*handle, *describe_variable(given))

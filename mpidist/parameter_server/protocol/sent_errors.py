@@ -23,7 +23,7 @@ def portable(error: BaseException) -> bytes:
         with contextlib.suppress(BaseException):
             data = dump_arguments(sent, describing_handle_of)
             loaded = pickle.loads(data)
-            # Who asks for its text must not get another error.
+            # A call for its text must not raise another error.
             str(loaded)
             if isinstance(loaded, BaseException):
                 return data
@@ -43,7 +43,7 @@ def _forms(error: BaseException) -> list[BaseException | _Parts]:
 
 
 class _Parts:
-    """An exception as its class, its arguments and its attributes: nobody calls the constructor when it is loaded.
+    """An exception as its class, its arguments and its attributes: the constructor is not called when it is loaded.
 
     pickle gives the constructor `args`, which are what it has handed on to Exception, not what it was called with. What
     cannot be sent is left out; of an argument its text stays.

@@ -1,4 +1,4 @@
-"""Signals that announce the job's end: a process of the job that gets one tells the chief, and survives."""
+"""Signals that announce the job's end: a process of the job that gets one notifies the chief, and survives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mpidist.failures.ending import agree_on_exit
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import Call, Message, Send
 
-# What the chief says: which signals to take; and what it hears: that this is done, and which one has come.
+# The chief sends the signals to handle; it gets the confirmation, and each signal that has arrived.
 _LISTEN, _LISTENS, _CAME = "listen", "listens", "signal"
 
 
 def _word(name: str, value: object = None) -> Message:
-    """A word that nobody answers."""
+    """A message without an answer."""
     return Call(0, name, pickle.dumps(value))
 
 
@@ -45,7 +45,7 @@ class Listener:
             self._wanted = pickle.loads(message.arguments)
 
     def look(self) -> None:
-        """Local. Do what the chief has asked for, and tell it of a signal that has come; between two messages."""
+        """Local. Do what the chief has requested, and report a signal that has arrived; between two messages."""
         if self._wanted is not None:
             wanted, self._wanted = self._wanted, None
             before, self._notice = self._notice, Notice()
@@ -55,7 +55,7 @@ class Listener:
             SIGNALS.silence(before)
             self._station.send(Send(self._chief, _word(_LISTENS)))
         if self._notice.reason:
-            # The next one is told again: the chief may have another handler by then.
+            # The next one is reported again: the chief may have another handler by then.
             reason = self._notice.take()
             self._station.send(Send(self._chief, _word(_CAME, reason - SIGNALLED)))
 
@@ -70,7 +70,7 @@ class Listener:
 
 
 class Others:
-    """The role of the chief that hears of signals of the other processes. Its `PreemptionCheckpointHandler` uses it.
+    """The role of the chief that gets the signals of the other processes. Its `PreemptionCheckpointHandler` uses it.
 
     Args:
         station: The station of the chief.
@@ -120,11 +120,11 @@ class Others:
                     self._waiting -= self._gone()
 
     def silence(self) -> None:
-        """Local. Let the others have their signals if this process takes none any more; nobody waits for that."""
+        """Local. Let the others handle their signals if this process handles none any more, without waiting for it."""
         numbers = sorted(SIGNALS.numbers())
         if self.is_agreed or numbers == self._numbers or self._station.window.is_closed:
             return
-        # Who ends with an error of the dead needs no word.
+        # A process that ends with an error of a death needs no message.
         with self._lock, contextlib.suppress(DeadRankError):
             self._tell(numbers)
 
@@ -152,6 +152,6 @@ class Others:
         return left * (now - begin) / max(1, scheduled - left - ended)
 
     def end_together(self) -> None:
-        """Local. From now on the exit code of this process is that of all ranks, as long as nobody has died."""
+        """Local. From now on the exit code of this process is that of all ranks, as long as no rank has died."""
         self.is_agreed = True
         agree_on_exit()

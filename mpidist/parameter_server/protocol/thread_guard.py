@@ -96,7 +96,7 @@ class WindowLock(OwnersLock):
         self._thread: threading.Thread | None = None
 
     def share(self, act: Act) -> None:
-        """Local. A function begins: let the other thread use the window whenever nobody else does.
+        """Local. A function begins: let the other thread use the window whenever it is not in use.
 
         Args:
             act: Called again and again by the other thread, with the lock.
@@ -231,7 +231,7 @@ def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenat
 
 
 class Whole:
-    """`with whole:` surrounds what is done to its end; one may contain another. Threads of ours are not interrupted.
+    """`with whole:` surrounds uninterrupted work; one may contain another. Background threads get no interrupts.
 
     Args:
         order: The order of calls that no other rank makes.
@@ -245,7 +245,7 @@ class Whole:
         if get_ident() != main_thread().ident:
             return
         if self._is_torn:
-            # A message may be lost, and who waits for what it asked for would never stop.
+            # A message may be lost, and a wait for its answer would never end.
             raise InterruptedCallError(
                 "a second interrupt has cut off a message between the chief and another rank, so the coordinator "
                 "cannot continue. Restart the job: a program that saves checkpoints resumes from the last one"

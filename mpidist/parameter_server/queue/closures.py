@@ -74,7 +74,7 @@ class Closures(Book):
         self.resources = Resources(self.workers)
 
     def take_options(self, limit: int, timeout: float | None, *, prefetch: bool) -> None:
-        """Local. Have the options of who schedules, before the first worker is there.
+        """Local. Set the options of the scheduler, before the first worker exists.
 
         Args:
             limit: See the class.

@@ -134,7 +134,7 @@ class Commits:
 
     def _round(self, attempts: Sequence[Attempt]) -> list[Send]:
         """The next commit, of several updates."""
-        # The second step of an optimizer in one function goes with the second one in others.
+        # The second step of an optimizer in one function belongs with the second one in others.
         named = [
             [(optimizer, one.optimizers[:at].count(optimizer)) for at, optimizer in enumerate(one.optimizers)]
             for one in attempts
@@ -179,7 +179,7 @@ class Commits:
         return next((slot for slot in range(SLOTS) if slot not in self._slots.values()), None)
 
     def write(self, slot: int, servers: Iterable[int]) -> list[Send]:
-        """Local. Commit what the coordinator has put into its slot on these servers; nobody else is asked.
+        """Local. Commit what the coordinator has put into its slot on these servers; no other rank is involved.
 
         A closure that is decided later is applied later. The write can be read when `unwritten` says so.
 

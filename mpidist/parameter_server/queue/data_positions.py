@@ -21,7 +21,7 @@ class _Place:
     parts: list[PassPart]
     part: int = 0
     place: int | None = None
-    # Why nobody knows.
+    # The reason why a position is unknown.
     refusal: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Deadlines: which workers have run a function for too long, by a clock that stands still while others are to blame.
+"""Deadlines: which workers have run a function for too long, by a clock that pauses while others cause the delay.
 
 The clock runs while the coordinator looks and all servers answer. A coordinator that was stopped, or that was busy with
 something else, finds no worker late when it looks again; nor does one whose servers were stopped, for which workers may
@@ -19,7 +19,7 @@ _ROUNDS = 20
 _LEAST_SECONDS = 0.01
 # A round counts for no more than so many times the time between two.
 _COUNTED = 2
-# A slow network brings at least so much.
+# The least bandwidth of a slow network.
 _BYTES_PER_SECOND = 10e6
 # To load a function and its arguments a worker has so many times the limit: they may be large.
 LOADING = 10

@@ -102,6 +102,6 @@ class Resources:
         return [ResourceEnd(number, worker.rank, End.CANCELLED) for number in self._works]
 
     def discard(self, number: int) -> None:
-        """Local. Forget a resource that nobody needs: who joins does not make it."""
+        """Local. Forget a resource that is not needed: workers that join do not make it."""
         del self._works[number]
         self.positions.discard(number)

@@ -50,7 +50,7 @@ class Versions:
         return self.staleness is None or self.number + len(self._begun) - self._readable <= self.staleness
 
     def begin(self, closure: int) -> None:
-        """Local. An attempt begins: its worker is told."""
+        """Local. An attempt begins: its message is sent to the worker."""
         self._begun[closure] = self._readable
 
     def offer(self, attempt: Attempt) -> list[Attempt]:

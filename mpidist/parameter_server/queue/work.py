@@ -38,7 +38,7 @@ class Work(NamedTuple):
         arguments: The pickled arguments.
         captured: What the function names: in order, so that each names only what is before it.
         named: What the arguments name, likewise.
-        held: What must not be given back before the work has ended.
+        held: The objects that must not be freed before the work has ended.
         data: The iterators over workers' own datasets that it takes, as resources.
         label: The name of the function, for people.
     """

@@ -1,4 +1,4 @@
-"""Workers: what the coordinator knows of each, who is free, and who gets which closure."""
+"""Workers: the coordinator's state of each worker, and the choice of a free worker for each closure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerRecord:
         slots: The closure in each of its slots, until that is applied or has failed.
         running: The closures that it was sent and has not returned, in their order.
         finished: The closures that it has finished and that are not decided, in their order.
-        building: The resources that it was told to make and has not made.
+        building: The resources that it was asked to make and has not made.
         ended: The iterators over its own data that have ended, as resources.
         since: When it began what it is doing.
     """
@@ -140,7 +140,7 @@ class WorkerTable:
         return worker.ended.isdisjoint(data) or not self.have_left(data)
 
     def start(self, now: float, versions: Versions, *, prefetch: bool) -> list[Start]:
-        """Local. Give waiting closures to free workers: first to those that run none, who is free longest first.
+        """Local. Give waiting closures to free workers: first to those that run none, in the order of their last end.
 
         Args:
             now: The time.

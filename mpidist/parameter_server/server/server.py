@@ -125,7 +125,7 @@ class VariableServer:
             self._station.go_on_with(lambda: self._go_on(saver))
 
     def _go_on(self, saver: Saver) -> None:
-        """Do what waits, as far as the copies for the cut allow it; tell the coordinator when the cut is saved."""
+        """Do what waits, as far as the copies for the cut allow it; notify the coordinator when the cut is saved."""
         # Looked at first: nothing waits any more for a cut that is over.
         done = saver.done
         while (action := saver.next(self._changed_by)) is not None:
@@ -213,7 +213,7 @@ class VariableServer:
 
     def _create(self, new: NewVariable) -> None:
         place, name, fill, value = new
-        # A program may load what brings a dtype below the line at which this process serves.
+        # A program may import a module with a dtype after the line at which this process serves.
         named_dtype(place.dtype)
         # All of its pages are touched now, so that a machine without memory says so before training begins. What lay
         # there before is gone: its versions, too, are 0.
@@ -232,7 +232,7 @@ class VariableServer:
     def _reserve(
         self, begin: int, least: int, most: int, what: str = "a larger push of a function, or of the coordinator,"
     ) -> int:
-        """Have memory for a part of the heap that nobody has used yet; returns for how many bytes."""
+        """Allocate memory for an unused part of the heap; returns the number of bytes."""
         if most > least:
             with contextlib.suppress(HeapFullError):
                 self._memory.reserve(begin, most, what)

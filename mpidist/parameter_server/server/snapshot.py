@@ -157,7 +157,7 @@ class Saver:
     Args:
         save: What to save.
         variables: The variables of this server, by number.
-        cutting: The state of this server; nobody else uses it before `done`.
+        cutting: The state of this server; no other code uses it before `done`.
 
     Attributes:
         done: The message to the coordinator, when all is over.

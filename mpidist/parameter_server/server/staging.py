@@ -121,7 +121,7 @@ class Staging:
             return []
         if isinstance(message, Push):
             return self._push(sender, message)
-        # Where one process is all of a job, the coordinator is the worker, and waits to hear of its own messages.
+        # Where one process is all of a job, the coordinator is the worker, and waits for its own messages.
         if isinstance(message, Drop) and sender == message.worker != self.coordinator:
             # It marks its slot as free by itself.
             self._unstage(message)

@@ -112,7 +112,7 @@ class OwnIterator(Iterator[Any]):
     def __init__(self, dataset: Iterable[Any], parts: Iterable[Callable[[], Iterator[Any]]] | None = None) -> None:
         self.number = 0
         self._parts = deque([lambda: iter(dataset)] if parts is None else parts)
-        # The number of the part that is read, and what the coordinator was told last.
+        # The number of the part that is read, and the last report to the coordinator.
         self._part = -1
         self._told: tuple[int, int] | None = None
         self._is_new_pass = False

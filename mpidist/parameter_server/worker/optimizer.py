@@ -167,7 +167,7 @@ def _cut(variable: BaseVariable, gradient: Gradient) -> _Cut:
     rows = variable.rows if isinstance(variable, ShardedVariable) else [slice(None)]
     if variable.sparse_gradient:
         merged = _merged(variable, gradient)
-        # A step counts, though there may be no rows: one server hears of it.
+        # A step counts, though there may be no rows: one server gets it.
         if len(parts) == 1 or not len(merged.indices):
             return _Cut(merged.values, [_Share(parts[0], merged.indices, merged.values)])
         cut = [(part, rows_within(merged, own)) for part, own in zip(parts, rows, strict=True)]
@@ -282,7 +282,7 @@ class Builder:
 
 
 class WorkerOptimizer(Optimizer):
-    """The optimizer of the coordinator, as a function on a worker sees it.
+    """The optimizer of the coordinator, as functions on a worker use it.
 
     Args:
         kernel: The arithmetic.

@@ -263,7 +263,7 @@ class Ahead:
                 self._next = self._next or self._pulls_for_next()
             pulls = self._next
             if pulls is None or self._unread:
-                # The function that runs goes first.
+                # The function that runs has precedence.
                 return min(max(_NAP_SECONDS[0], _NAP_SHARE * (time.monotonic() - self._since)), _NAP_SECONDS[1])
             place = pulls.go_on()
         if pulls is None or place is None:

@@ -1,7 +1,7 @@
 """The reads and changes of a function while it runs.
 
 A function gets the variables that it read last time in one round trip to each server: a round trip takes longer than a
-small variable, and a read of one makes three. So the first read of a variable brings all others of that server that the
+small variable, and a read of one makes three. So the first read also fetches all others of that server that the
 function read when it last ran here, as far as they are small. The server answers between two updates: they are of one
 moment. Where a read is a copy of memory nothing is asked: a copy does not wait for a server that is busy.
 
@@ -52,7 +52,7 @@ class RunningClosure:
         do: The same.
         pushed: What it sends to servers, by their ranks.
         optimizers: The numbers of those whose steps it makes, in their order.
-        values: The values of variables, by number, as this closure sees them.
+        values: The values of variables, by number, as this closure reads them.
         added: By the numbers of variables, what was changed and is not in `values`, since most closures never read it.
         stepped: The names of optimizers, by the numbers of the variables that they will change on the servers.
     """
@@ -199,7 +199,7 @@ class OwnUpdates:
         self._unapplied[server].add(slot)
 
     def wait(self, server: int) -> None:
-        """Local. Wait until a server has applied what this worker has finished: a closure sees what came before it.
+        """Local. Wait until a server has applied what this worker has finished: a closure reads all earlier changes.
 
         Raises:
             DeadRankError: The server is dead, or this worker counts as lost.
