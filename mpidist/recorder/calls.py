@@ -248,7 +248,7 @@ class Calls:
         return [describe(self.recent[place]) for place in range(max(0, kept - 1 - count), kept - 1)]
 
     def limited(self, seconds: float | None, owner: int = 0) -> Calls:
-        """Local. The same calls, of somebody who waits no longer than this.
+        """Local. The same calls, with waits no longer than this.
 
         Args:
             seconds: None: without end.
@@ -273,14 +273,14 @@ class Calls:
 
 
 class LoneCalls(Calls):
-    """The calls of a rank that is alone: nobody waits for it."""
+    """The calls of a rank that is alone: no other rank waits for it."""
 
     def __init__(self) -> None:
         super().__init__(0, (), 0, new_words(PLACE_WORDS))
 
     def enter(self, name: str, call: Call = "", code: int = 0, owner: int = 0) -> None:
-        """Local. Note who calls."""
-        del name, call, code, owner  # nobody asks for them
+        """Local. Note the caller."""
+        del name, call, code, owner  # they are not needed
         self.thread = get_ident()
 
     def leave(self) -> None:
@@ -366,7 +366,7 @@ def describe(call: Call) -> str:
 
 
 def new_words(count: int) -> memoryview:
-    """Local. So many words of eight bytes, zero, which no other process sees."""
+    """Local. An array of this many words of eight bytes, zero, which no other process reads."""
     return memoryview(bytearray(8 * count)).cast("q")
 
 

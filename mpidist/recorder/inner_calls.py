@@ -2,7 +2,7 @@
 
 A call of the program contains others: `assign` inside `run` adds values up first, outside it does not. Ranks that
 differ there are in one call of one number, and can never meet. Each shows the signs of its last inner calls. A sign
-goes over an inner call and all before it in the same outer one: its upper half over their names alone.
+is a hash of an inner call and all before it in the same outer one: its upper half over their names alone.
 """
 
 from __future__ import annotations

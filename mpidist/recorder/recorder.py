@@ -92,7 +92,7 @@ class Update(NamedTuple):
 
 
 def name_of_function(function: object) -> str:
-    """Local. The name of a function, or of what is called like one, for people; empty for None."""
+    """Local. The name of a function, or of another callable, for display; empty for None."""
     called = function.func if isinstance(function, functools.partial) else function
     return "" if called is None else str(getattr(called, "__qualname__", type(called).__qualname__))
 

@@ -89,7 +89,7 @@ def end_of_signal(number: int) -> None:
     """Local. Ignore the signal from now on: by default it would end the process."""
     if number:
         faulthandler.unregister(number)
-        # Only the main thread may: after a death another one ends the process, and nobody asks it any more.
+        # Only the main thread may: after a death another thread ends the process, and its stack is not needed any more.
         with contextlib.suppress(ValueError):
             signal.signal(number, signal.SIG_IGN)
 
