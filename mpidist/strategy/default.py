@@ -66,7 +66,7 @@ def _warn_about_own_values(size: int) -> None:
 class _DefaultReplicaContext(ReplicaContext):
     """The context outside any strategy, where there is one replica and values are returned unchanged.
 
-    Where a strategy of several replicas is open in this process, who combines values means its replicas: these
+    If a strategy of several replicas is open in this process, a program that combines values means its replicas: these
     methods raise then. In a job of several ranks without one they warn once.
     """
 

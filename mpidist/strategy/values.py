@@ -171,7 +171,7 @@ def reduce_nest(
 def _components(
     collective: CollectiveFront, op: ReduceOp, leaves: Sequence[Any], axis: int | Sequence[int] | None
 ) -> list[Any]:
-    """The leaves as arrays that can be combined so. Of one that is refused the others hear where they reduce theirs."""
+    """The leaves as arrays that can be combined so. If one is refused, the others get the error in their reduction."""
     try:
         return [_component(op, leaf, axis) for leaf in leaves]
     except (TypeError, ValueError) as error:

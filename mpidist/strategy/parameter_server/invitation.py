@@ -1,4 +1,4 @@
-"""Joining, as the chief sees it: it invites workers by a file, and gives each a place, and what it needs to begin."""
+"""The chief's side of joining: it invites workers by a file, and sends each its place and its initial state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Welcome(NamedTuple):
         workers: The ranks that were workers at the beginning.
         servers: The ranks of the servers.
         neighbours: The window's ranks.
-        slots: The slots of each heap: who pushes from the beginning, and the size of a slot.
+        slots: The slots of each heap: the ranks that push from the beginning, and the size of a slot.
         options: The chief's.
         pace: Likewise.
         cluster: The dictionary of `ClusterSpec.as_dict`.
@@ -134,7 +134,7 @@ class Invitation:
         return ranks[: ranks.index(rank)]
 
     def look(self, living: Collection[int], has_work: Callable[[int], bool]) -> None:
-        """Local. Answer who asks for a place, as far as that can be decided now.
+        """Local. Answer processes that ask for a place, as far as that can be decided now.
 
         Args:
             living: The ranks of workers that are not lost.
@@ -189,7 +189,7 @@ class Invitation:
         )
 
     def close(self) -> None:
-        """Local. Invite nobody any more, and send away who asks."""
+        """Local. Invite no process any more, and refuse those that ask."""
         self.file.remove()
         self._desk.close()
 

@@ -102,7 +102,7 @@ class JoinedStrategy(ParameterServerStrategy):
         self._be_alone(places)
         station = station_of(window, places, (welcome.chief, *welcome.servers))
         slots = Slots(*welcome.slots, {rank: welcome.first})
-        # The chief does not tell it of signals, which end this process alone.
+        # The chief does not request its signals, which end this process alone.
         homes = self._have(open_parts(self, station, slots, self.note_end, worker=index, kind=_JoinedWorker))
         Strategy.__init__(self, Replicas(SoloCommunicator()), homes[0], cluster_resolver=cluster)
         for other in (*welcome.servers, welcome.chief):
@@ -120,7 +120,7 @@ class JoinedStrategy(ParameterServerStrategy):
         try:
             super().serve()
         except DeadRankError:
-            # After the word of the end others may be gone before this process has heard it.
+            # After the notice of the end other ranks may exit before this process has got it.
             if self._has_ended:
                 return
             if self._window.is_given_up_by(self.roles.chief):
@@ -147,7 +147,7 @@ def work(directory: str) -> int:
 
     Raises:
         LauncherError: There is no such job any more, or it refuses this process; the text says why.
-        DeadRankError: The chief or a server is dead, or this worker was given up.
+        DeadRankError: The chief or a server is dead, or this worker is treated as dead.
     """
     place = Path(directory).absolute()
     with _leaving_at_signals(), _entered(place) as (window, welcome):
@@ -165,7 +165,7 @@ def work(directory: str) -> int:
 def _leaving_at_signals() -> Iterator[None]:
     """Surrounds the life of a worker that Ctrl-C and SIGTERM end: they are no error of the function that it runs.
 
-    Its death tells the others, who do its work. A program that has handlers of its own keeps them.
+    Its death notifies the others, which take over its work. A program that has handlers of its own keeps them.
     """
     process = os.getpid()
 
@@ -189,7 +189,7 @@ def _leaving_at_signals() -> Iterator[None]:
 
 
 def _meet(window: JoinedWindow, welcome: Welcome) -> None:
-    """Reach all others, before anybody gives this worker anything to do."""
+    """Connect to all others, before this worker gets any function."""
     unreached = window.meet()
     if not unreached:
         return

@@ -310,7 +310,7 @@ class ParameterServerStrategy(Strategy):
         self._end_lost(end.lost)
 
     def _end_lost(self, lost: Iterable[int]) -> None:
-        """End processes of this host that were given up, for which the launcher would wait. Deaths matter no more."""
+        """End processes of this host that are treated as dead: the launcher would wait for them."""
         WATCH.note_end()
         for rank in lost:
             WATCH.end(self.places.process_of(rank))
@@ -356,7 +356,7 @@ class ParameterServerStrategy(Strategy):
         if self.invitation is not None:
             self.invitation.close()
         if station is not None and station.left:
-            # Who has left takes part in nothing.
+            # A rank that has left takes part in nothing.
             station.window.drop()
             group.drop()
         elif station is not None and station.window.is_closed and is_collective:
@@ -366,7 +366,7 @@ class ParameterServerStrategy(Strategy):
 
 
 def counted_as_lost(station: Station) -> DeadRankError:
-    """Local. The error of a worker that lives, and was given up."""
+    """Local. The error of a worker that is alive, and treated as dead."""
     return DeadRankError(
         f"the coordinator has declared {station.name_of(station.window.rank)} lost (`closure_timeout` exceeded, or its "
         "connection lost) and reassigned its work. This process exits"

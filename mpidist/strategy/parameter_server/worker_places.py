@@ -53,7 +53,7 @@ class WorkerPlaces:
         """Local. See `ServerRoles.name_of`."""
         if rank in self._given:
             return str(Task("worker", self.index_of(rank)))
-        # Servers hear of it by what it sends only.
+        # Servers know it only by its messages.
         return self._roles.name_of(rank) if rank < self._next else f"worker of rank {rank}, which has joined"
 
     def process_of(self, rank: int) -> Process:

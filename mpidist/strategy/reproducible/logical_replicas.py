@@ -159,7 +159,7 @@ class LogicalReplicas:
         return tree.unflatten(spec, unpack(layout, sums))
 
     def _current_controller(self) -> ThreadpoolController:
-        # To find the BLAS libraries of the process takes a millisecond. Only an import can bring a new one.
+        # To find the BLAS libraries of the process takes a millisecond. Only an import can add one.
         if self._controller is None or self._module_count != len(sys.modules):
             self._controller = ThreadpoolController()
             self._module_count = len(sys.modules)

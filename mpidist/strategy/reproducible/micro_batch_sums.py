@@ -15,7 +15,7 @@ from mpidist.comm.collective import check_reducible
 from mpidist.options import ReduceOp
 from mpidist.strategy.values import as_array
 
-# Shape and dtype of each leaf of a result; None stands for a leaf that is None.
+# Shape and dtype of each leaf of a result; None for a leaf that is None.
 Layout = list[tuple[tuple[int, ...], np.dtype[Any]] | None]
 
 
