@@ -1,4 +1,4 @@
-"""The marker `mpi` and the option `--with-mpi` of pytest-mpi, for runs in which nobody else brings them."""
+"""The marker `mpi` and the option `--with-mpi` of pytest-mpi, for runs in which no other plugin has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DESTINATION = "mpidist_with_mpi"
 
 
 def add_option(parser: pytest.Parser) -> None:
-    """Local. Add `--with-mpi` unless somebody has; the plugins of this run must be loaded, and may have.
+    """Local. Add `--with-mpi` unless another plugin has; all plugins of the run must be loaded already.
 
     Args:
         parser: The run's.

@@ -50,12 +50,12 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 DEFAULT_GRACE_SECONDS = 5.0
 # The ranks reach a limit at the same time. The first one to end kills the others, so each waits until all have printed.
 LAST_WORDS_SECONDS = 1.0
-# A C call that keeps the interpreter's lock stops our timer, too. faulthandler's thread, which needs no lock, then ends
+# A C call that keeps the GIL stops this plugin's timer, too. faulthandler's thread, which needs no lock, then ends
 # the process.
 LAST_RESORT_SECONDS = 10.0
 # Three years, which timers can wait.
 MOST_SECONDS = 1e8
-# The environment variable that tells pytest the root of the folders of `tmp_path`.
+# The environment variable with pytest's root of the folders of `tmp_path`.
 TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
 _PYTEST_FRAME = re.compile(r'/_pytest/|/pluggy/|/pytest/__main__|"<frozen runpy>"')
 
@@ -346,7 +346,7 @@ class RunOfRanks:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Wait until rank 0 has printed its last line: a launcher may kill it when another rank ends with an error."""
-        # Into a file or a pipe, too: who ends the job at its exit empties its own buffers only.
+        # Into a file or a pipe, too: the process that ends the job at its exit flushes its own buffers only.
         output.flush()
         if self.communicator.size > 1:
             self.meet("exit", None)
@@ -362,7 +362,7 @@ class RunOfRanks:
             failure: The text of this rank's failure, if it failed. It then waits for a short time only, since the
                 others may be waiting for it in a collective of the test.
         """
-        # A barrier that can be polled: a blocking one could not be given up after the time of grace.
+        # A barrier that can be polled: a blocking one could not be left after the grace period.
         request = self.communicator.mpi.Ibarrier()
         begin = time.monotonic()
         pause = 1e-5
