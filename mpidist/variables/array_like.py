@@ -99,5 +99,5 @@ class ArrayLike(NDArrayOperatorsMixin, ABC):
         )
 
     def __hash__(self) -> int:
-        # Variables are told apart by identity, although `==` compares values element by element.
+        # Variables are distinguished by identity, although `==` compares values element by element.
         return id(self)

@@ -23,7 +23,7 @@ class Watcher(Protocol):
     number: int
 
     def attribute_set(self, value: object) -> None:
-        """Collective where `value` brings a new variable, else Local. React to an attribute that was set to `value`."""
+        """Collective where `value` has a new variable, else Local. React to an attribute that was set to `value`."""
 
 
 class Module:

@@ -1,6 +1,6 @@
 """The variable, an array with a policy for writes and reads, and its home, which makes it and plans its updates.
 
-Both are interfaces that name each other. The arena is the home of the variables that this package brings.
+Both are interfaces that name each other. The arena is the home of this package's variables.
 """
 
 from __future__ import annotations

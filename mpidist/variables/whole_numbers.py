@@ -12,7 +12,7 @@ from mpidist.indexed_slices import first_misfit
 
 # Of the name of the method that subtracts; `add_array` gets what was given to it with the other sign.
 SUBTRACT = "assign_sub"
-# The methods by what a server is told.
+# The methods by the name in the message to a server.
 METHODS = {"add": "assign_add", "sub": SUBTRACT}
 _CHANGES = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 

@@ -70,7 +70,7 @@ class MirroredVariable(BaseVariable):
         self._view = self._flat.reshape(shape)
 
     def when_unused(self, call: Callable[..., object], *args: object) -> None:
-        """Local. Call a function when nobody holds the variable, nor a view of its value in host memory."""
+        """Local. Call a function after the last reference to the variable, or to a view of its value in host memory."""
         owner = self._flat if self.arena.namespace is np else self
         weakref.finalize(owner, call, *args).atexit = False
 

@@ -156,7 +156,7 @@ class SyncOnReadVariable(OnReadVariable):
                 f"variable {self.name!r} is ON_READ with aggregation NONE: its components have no common value. "
                 "Create it with aggregation SUM, MEAN or ONLY_FIRST_REPLICA, or read it inside `run`"
             )
-        # Metrics look alike: the reduction itself does not tell one from another.
+        # Metrics look alike: the reduction itself does not distinguish them.
         with self.arena.communicator.order.enter(
             "value of variable number", self._number, None, self.arena.strategy_number, meets=False,
             sign=~self._number,

@@ -151,7 +151,7 @@ class ArenaMemory(Home, ABC):
         return self.replicas.is_whole()
 
     def _end(self, *, is_collective: bool) -> None:
-        """The memory of variables goes with the last of them: values can be read after the end."""
+        """The memory of variables is freed with the last variable: values can be read after the end."""
         end_all([] if self.lane is None else [self.lane], is_collective=is_collective)
         self._slabs.clear()
 
@@ -168,8 +168,8 @@ class ArenaMemory(Home, ABC):
 
         Args:
             name: For the error.
-            shape: The shape of the variable, as this rank sees it.
-            dtype: The dtype of the variable, as this rank sees it.
+            shape: The shape of the variable on this rank.
+            dtype: The dtype of the variable on this rank.
 
         Returns:
             A number for `release`, and the address.

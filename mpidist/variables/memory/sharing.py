@@ -100,7 +100,7 @@ def agree(communicator: Communicator, shared: bool | None) -> Callable[[], None]
 
 
 def return_at_once() -> None:
-    """Collective. The barrier of private memory, which no other rank sees."""
+    """Collective. The barrier of private memory, which no other rank accesses."""
 
 
 def _reply(shared: bool | None) -> tuple[bool, str | None]:

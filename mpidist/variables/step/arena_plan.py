@@ -129,7 +129,7 @@ class ArenaPlan:
             numbers = self._write(gradients, is_summed=settings.is_summed)
         if self._counts_missing and not settings.is_summed and self._communicator.size > 1:
             numbers = self._with_missing(numbers)
-        # A checkpoint has brought errors of gradients that are no longer compressed.
+        # A checkpoint had errors of gradients that are no longer compressed.
         if self._errors.owed and not settings.is_summed:
             self._errors.pay(numbers, self._plan.gradients)
         update, alarm = self._finite_update if settings.must_be_finite else self._update, self._alarm

@@ -77,7 +77,7 @@ class Plan:
         )
         same_on_all(
             self.arena.communicator, "the variables of an optimizer",
-            # Many variables have the same name and shape; where they start tells them apart.
+            # Many variables have the same name and shape; their offsets distinguish them.
             [(v.name, v.shape, v.dtype.name, v.address.start, v.sparse_gradient) for v in self.variables],
             "Build the model the same way on every rank and pass its variables in the same order.",
         )
@@ -165,7 +165,7 @@ class Plan:
         return bundle.gradient is bundle.first_segment
 
     def _open_step(self, numbers: tuple[int, ...], *, is_summed: bool) -> Step:
-        # Opening communicates with nobody, therefore ranks need not agree on which steps they keep.
+        # Opening does not communicate, therefore ranks need not agree on which steps they keep.
         phases = [
             self._open_phase(bundle, chosen, is_summed=is_summed)
             for bundle in self.bundles if (chosen := _within(bundle, numbers))

@@ -104,7 +104,7 @@ class StepHeader:
         self._order, self._owner = communicator.order, arena.strategy_number
         self._arrival = arena.arrival
         self._barrier = arena.barrier if is_shared else None
-        # Where no barrier brings all ranks together, they compare the first steps before anything is sent.
+        # Where no barrier synchronizes all ranks, they compare the first steps before anything is sent.
         meets = communicator.size == 1 or (is_shared and len(communicator.node_sizes) == 1)
         check = arena.options.check
         self._compared = 0 if meets and not check else schedule_of(check=check).first

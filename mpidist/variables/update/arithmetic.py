@@ -20,7 +20,7 @@ from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.update.overflow import Overflow, loud
 from mpidist.variables.update.parts import parts_of
 
-# The slot of the moving average. It comes after the kernel's own slots, which are all that a kernel sees.
+# The slot of the moving average. It comes after the kernel's own slots, which are all that a kernel gets.
 AVERAGE = "average"
 
 

@@ -1,7 +1,7 @@
 """Half precision in updates: float16 and bfloat16 are numbers of parameters and gradients, never of state.
 
 The arithmetic is that of float32, and the parameter is rounded after each update. A second moment has the square of a
-gradient's range and small steps: in float16 it would overflow at 256, and in bfloat16 it would stand still.
+gradient's range and small steps: in float16 it would overflow at 256, and in bfloat16 it would stop changing.
 """
 
 from __future__ import annotations

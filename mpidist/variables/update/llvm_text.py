@@ -81,7 +81,7 @@ def loop_of(
         program: The program.
         dtype: The dtype of the blocks.
         pairs: The order in which gradients are added up; there is one more of them.
-        is_aside: The new parameter goes to another array.
+        is_aside: The new parameter is written to another array.
         is_of_rows: Only some rows are updated.
 
     Raises:
@@ -102,7 +102,7 @@ def loop_of(
 
 
 class _Writer:
-    """The lines of one iteration, and which of LLVM's values a name stands for."""
+    """The lines of one iteration, and LLVM's value for each name."""
 
     def __init__(self, loop: Loop) -> None:
         self.lines: list[str] = []

@@ -66,7 +66,7 @@ class Overflow:
 
 @functools.cache
 def _flags() -> tuple[Callable[[], object], Callable[[], bool]]:
-    """The functions that lower this thread's flag of overflows, and tell whether it is up."""
+    """The functions that clear this thread's flag of overflows, and read it."""
     flag = _FLAGS.get(platform.machine(), 0)
     # One that keeps Python's lock, which is quicker for so little work.
     library = ctypes.PyDLL(None)
