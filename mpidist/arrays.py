@@ -164,7 +164,7 @@ def as_array(value: Any) -> AnyArray:
     try:
         array = np.asarray(value)
     except TypeError:
-        # PyTorch's bfloat16 comes to NumPy by DLPack only.
+        # NumPy gets PyTorch's bfloat16 by DLPack only.
         if not _is_bfloat16(value):
             raise
         return lend(value)

@@ -50,7 +50,7 @@ class CancelledError(MpidistError, RuntimeError):
 
 
 class FatalFunctionError(MpidistError, RuntimeError):
-    """A scheduled function was given up, since its workers terminated again and again while they ran it."""
+    """A scheduled function has failed, since its workers terminated again and again while they ran it."""
 
 
 class EndOfDataError(MpidistError, LookupError):
@@ -66,9 +66,9 @@ class RankError(MpidistError, RuntimeError):
 
 
 def mark_shared(error: Exception) -> Exception:
-    """Local. Mark an error that every rank raises; the job then prints it once if nobody catches it.
+    """Local. Mark an error that every rank raises; the job then prints it once if the program does not catch it.
 
-    An error without the mark is one rank's own. If nobody catches it, the whole job ends at once, since the other ranks
+    An error without the mark is one rank's own. If it is not caught, the whole job ends at once, since the other ranks
     would wait for that rank without end. So mark an error only where all ranks are certain to raise it.
     """
     error.__dict__["raised_on_all_ranks"] = True

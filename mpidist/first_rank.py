@@ -17,7 +17,7 @@ class Ranks(Protocol):
 
     Attributes:
         rank: This process's rank.
-        mpi: None where the process runs alone: then nobody has agreed on a group.
+        mpi: None where the process runs alone, without a group.
     """
 
     rank: int

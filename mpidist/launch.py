@@ -1,4 +1,4 @@
-"""This process's place as the launcher's environment tells it; pure, without MPI.
+"""This process's rank, job size and node by the launcher's environment; pure, without MPI.
 
 The truth about ranks and nodes is MPI's. These variables serve what has to be known before MPI starts, or without it:
 whether to start MPI at all, which GPU to take, and whether the launcher and the MPI library fit together.
@@ -15,14 +15,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Launcher:
-    """One row of the table: the variables in which a launcher tells a process its place.
+    """One row of the table: the variables in which a launcher gives a process its rank.
 
     Attributes:
         name: What a user calls it.
         rank: Variable with the rank.
         size: Variables with the number of ranks, the first one that is set counts.
         node_rank: Variable with the rank within the node.
-        mark: Another variable that it sets, where its others do not tell it apart.
+        mark: Another variable that it sets, where the others do not identify it.
     """
 
     name: str
@@ -61,7 +61,7 @@ LAUNCHER_PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun", "o
 
 @dataclass(frozen=True)
 class Launch:
-    """This process's place as its launcher tells it.
+    """This process's rank and job, as its launcher's variables give them.
 
     Attributes:
         launcher: Name of the launcher.
@@ -96,7 +96,7 @@ def read(environment: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def world_rank() -> int:
-    """Local. This process's rank in the whole job, 0 without a launcher; says who writes for independent programs."""
+    """Local. This process's rank in the whole job, 0 without a launcher; of independent programs rank 0 writes."""
     launch = read()
     return 0 if launch is None else launch.rank
 
@@ -126,7 +126,7 @@ def world_size() -> int:
 
 
 def terminal() -> str | None:
-    """Local. The terminal on which this process's stderr ends up, None where it goes into a file or pipe.
+    """Local. The terminal on which this process's stderr is shown, None where it is a file or a pipe.
 
     Behind a launcher a rank cannot ask its own stderr: MPICH gives it a pipe on a terminal, and Open MPI a
     pseudo-terminal in front of a file. What counts is the stderr of the launcher itself, if it runs on this host.
@@ -158,7 +158,7 @@ def launcher_processes() -> list[int]:
 
 
 def hydra_lets_live() -> bool | None:
-    """Local. Whether MPICH's launcher was told to let ranks live after the death of one; None on a host without it."""
+    """Local. Whether MPICH's launcher lets ranks survive the death of one, by its option; None without it."""
     try:
         launchers = launcher_processes()
         words = Path(f"/proc/{launchers[0]}/cmdline").read_text().split("\0") if launchers else None

@@ -1,4 +1,4 @@
-"""Names of TensorFlow that are not here, and what stands for them; `docs/from-tf-distribute.md` has the whole table."""
+"""TensorFlow's names that are missing here, with replacements; `docs/from-tf-distribute.md` has the whole table."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class SummaryWriter:
         self._flushed = time.monotonic()
         self._is_open = True
         if file is not None:
-            # A finalizer also runs at the end of the program, so summaries of a writer that nobody closes are written.
+            # A finalizer also runs at the end of the program, so summaries are written even without `close`.
             weakref.finalize(self, file.close)
 
     @contextmanager
