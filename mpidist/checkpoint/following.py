@@ -22,7 +22,7 @@ from mpidist.first_rank import training_has_ended
 
 logger = logging.getLogger("mpidist")
 
-# Between two looks into the directory.
+# Seconds between two reads of the directory.
 _LOOK_SECONDS = 0.5
 _LEAST_SECONDS = 0.05
 
@@ -93,7 +93,7 @@ def follow(
         limit: See `timeout`.
         timeout_fn: See `checkpoints_iterator`.
         clock: Tells the seconds, and is never set.
-        nap: Lets so many of them pass.
+        nap: Sleeps for this many seconds.
         restore: See `checkpoints_iterator`.
     """
     group: Communicator = SoloCommunicator() if restore is None else restore.find_objects().group()

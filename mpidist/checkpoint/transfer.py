@@ -172,7 +172,7 @@ def write_arrays(
 def _hand_over(
     communicator: Communicator, descriptor: int, offset: int, own: OwnPart, error: Exception | None
 ) -> Exception | None:
-    """Collective. Give each rank the bytes behind its part that are in its last page, and write them.
+    """Collective. Give each rank the bytes after its part that are in its last page, and write them.
 
     Returns:
         What has gone wrong on this rank so far.
@@ -196,7 +196,7 @@ class OwnPart:
 
     Attributes:
         begin: First byte of the part.
-        end: The byte behind the last.
+        end: The byte after the last.
         first: The element at which this rank's reader begins to count.
         head: The bytes of the part in a page that an earlier rank writes, as far as they have been read.
     """
@@ -215,7 +215,7 @@ class OwnPart:
         return data[foreign:], start + foreign
 
     def following(self, heads: Sequence[bytes]) -> memoryview:
-        """Local. The bytes behind the part that are in its last page, which is this rank's alone.
+        """Local. The bytes after the part that are in its last page, which is this rank's alone.
 
         Args:
             heads: The heads of all ranks, in their order.

@@ -142,7 +142,7 @@ class DirectoryLock:
                 # Another process was quicker: look which one.
                 continue
             if self._held is not None:
-                # This process was silent for so long that another job took it for dead. Taking the lock back would
+                # This process was late to renew the lock, and another job took it for dead. Taking the lock back would
                 # have both jobs save by turns.
                 raise self._busy(holder, "it has taken over from this job in the meantime")
             begin = self._touched() if begin is None else begin
@@ -220,7 +220,7 @@ class DirectoryLock:
         probe = f"{self.path}.{secrets.token_hex(4)}.tmp"
         with open(probe, "wb") as file:
             now = os.fstat(file.fileno()).st_mtime
-        # The holder deletes what looks left behind.
+        # The holder deletes files that seem to be left by killed jobs.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(probe)
         return True if now - touched > DEAD_SECONDS else None
@@ -263,7 +263,7 @@ def _create(path: str, me: LockOwner) -> bool:
             file.write(_encode(me))
         try:
             os.link(temporary, path)
-        # Of a quicker process that holds the lock by now, and takes the temporary file for one that was left behind.
+        # A quicker process holds the lock by now, and takes the temporary file for that of a killed job.
         except (FileExistsError, FileNotFoundError):
             return False
         except OSError:

@@ -66,7 +66,7 @@ class DirectoryState:
 
 
 class DirectoryWork(NamedTuple):
-    """The work of the rank that looks after the directory, while a checkpoint is written.
+    """The work of the rank that manages the directory, while a checkpoint is written.
 
     Attributes:
         before: Called one by one before the file is made.
@@ -217,7 +217,7 @@ def replace_file(path: str, data: bytes) -> None:
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         write_at(descriptor, data, 0)
-        # Before the rename: file systems may put a new name on the disk before the content behind it. After a crash
+        # Before the rename: file systems may put a new name on the disk before its content. After a crash
         # the name would then be that of an empty file, and the old content would be lost.
         os.fsync(descriptor)
         os.replace(temporary, path)
@@ -315,7 +315,7 @@ def retire(
     Args:
         state: All checkpoints that may be deleted.
         max_to_keep: Number of checkpoints that stay, at least 1; None keeps all.
-        keep_every_seconds: A checkpoint that would be deleted is kept for good if it was saved at least so many seconds
+        keep_every_seconds: A checkpoint due to be deleted is kept for good if it was saved at least this many seconds
             after the last one that is kept for good, or, by a clock that was set back, before it.
 
     Returns:

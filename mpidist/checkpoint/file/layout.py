@@ -114,7 +114,7 @@ class Record:
         )
 
     def piece(self, number: int) -> tuple[int, int]:
-        """Local. Give the first byte of a piece and the one behind its last."""
+        """Local. The first byte of a piece and the one after its last."""
         component, place = divmod(number, self.component_pieces)
         first = component * self.component_bytes
         start, stop = place * PIECE_BYTES, min((place + 1) * PIECE_BYTES, self.component_bytes)
@@ -127,7 +127,7 @@ class Piece(NamedTuple):
     Attributes:
         number: Place of the checksum among those of all datasets.
         start: First byte, counted from the beginning of the dataset.
-        stop: The byte behind the last.
+        stop: The byte after the last.
     """
 
     number: int
@@ -198,7 +198,7 @@ def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
         rank: The rank.
 
     Returns:
-        The first byte and the one behind the last. They are equal where the pages of earlier ranks hold the whole part.
+        The first byte and the one after the last. They are equal where the pages of earlier ranks hold the whole part.
     """
     if bounds[-1] < PAGE_BYTES:
         # Rank 0 writes the small datasets, as `share` says, also where other ranks could read them.

@@ -6,9 +6,9 @@ from collections import deque
 
 from mpidist.checkpoint.preemption.termination import GRACE_IS_OVER, TIME_IS_UP
 
-# Training continues in the grace period while it leaves so many steps; the number is tf.distribute's.
+# Training continues in the grace period while there is time for this many steps, as in tf.distribute.
 _GRACE_STEPS = 6
-# Before the end of the job there are so many of the longest steps: a step passes until all ranks know.
+# Time reserved before the end of the job, in longest steps: one passes until all ranks have the notice.
 _STEPS_BEFORE_END = 2
 # The last steps, whose times are kept.
 _KEPT_STEPS = 1000

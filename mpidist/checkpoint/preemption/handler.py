@@ -37,7 +37,7 @@ from mpidist.parameter_server.protocol.signal_relay import Others
 
 # The purpose of the communicator on which ranks exchange notices.
 PURPOSE = "preemption"
-# After the last save a program's exit functions may take so long.
+# The time for a program's exit functions after the last save.
 EXIT_SECONDS = 20.0
 
 logger = logging.getLogger("mpidist")
@@ -214,7 +214,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
         if self._others is not None:
-            # What was scheduled counts: the next program continues behind it.
+            # Scheduled functions count: the next program continues after them.
             try:
                 self._others.join()
             except Exception as error:

@@ -32,9 +32,9 @@ from mpidist.failures.deaths import WATCH
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.recorder.calls import CODES, NEXT, may_have_one_name
 
-# The signal that has ended a child may reach this rank so much later.
+# The signal that has ended a child may reach this rank this much later.
 NOTICE_SECONDS = 1.0
-# Ranks come out of what they wait in, or to the end of their step, within this time, or so many of the longest steps.
+# Ranks leave their waits, or end their step, within this time, or within this many of the longest steps.
 PATIENCE_SECONDS, PATIENCE_STEPS = 10.0, 5
 _LOOK_SECONDS = 0.01
 _WATCH_SECONDS = 0.25
@@ -73,7 +73,7 @@ class Facts(NamedTuple):
 
 
 class LightStates:
-    """The states of iterators and random generators, as they were behind the last complete step: a few microseconds.
+    """The states of iterators and random generators, as they were after the last complete step: a few microseconds.
 
     Other objects change in calls of all ranks only, or with the variables that they are made of.
 
@@ -109,7 +109,7 @@ class LightStates:
         self._steps = steps
 
     def go_back(self, steps: int) -> None:
-        """Local. Put the objects back to the end of so many steps, if that is what was kept."""
+        """Local. Restore the objects to the end of a number of steps, if that state was kept."""
         if steps != self._steps:
             return
         for one, state in self._kept:
@@ -127,15 +127,15 @@ class Handler(Protocol):
     """A handler, as a rescue uses it."""
 
     def look_again(self, steps: int) -> None:
-        """Collective. As at the beginning of a step, after so many more than this rank has counted."""
+        """Collective. Check for a notice as a step does, `steps` steps after the last one counted here."""
         ...
 
     def patience_seconds(self) -> float:
-        """Local. The seconds that a step, and what comes behind it, may take after a notice."""
+        """Local. The seconds that a step, and the work after it, may take after a notice."""
         ...
 
     def end_after(self, steps: int, reason: int) -> None:
-        """Collective. Save what so many steps have left, and end the program."""
+        """Collective. Save the state after a number of steps, and end the program."""
         ...
 
 
@@ -227,7 +227,7 @@ class Rescue:
         return self._is_on and self._handler() is not None and self._group.order is group.order
 
     def go_back(self, steps: int) -> None:
-        """Local. Put light objects back to the end of so many steps, as far as they are further on this rank."""
+        """Local. Restore light objects to the end of a number of steps, if they are further on this rank."""
         self._states.go_back(steps)
 
     def look(self) -> None:

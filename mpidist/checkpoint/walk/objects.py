@@ -203,7 +203,7 @@ def _push_children(
     if names and place is _Place.STATE:
         children = [(names.get(name, name) if type(name) is int else name, child) for name, child in children]
     if is_container and type(value) not in CONTAINERS:
-        # Of a class of the user's, which may have attributes, too. Pushed first, they come behind the items.
+        # A class of the user's may have attributes, too. They are pushed first, and so follow the items.
         attributes = SimpleNamespace(**attributes_of(value))
         _push_children(waiting, found, parts, attributes, place, names, in_module=isinstance(value, Module))
     hidden = place
