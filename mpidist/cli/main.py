@@ -58,7 +58,7 @@ def print_launch_line(ranks: int, fault_tolerant: bool, hosts: str, command: tup
 
 
 def _warn_of_own_options(words: Sequence[str]) -> None:
-    """Warn of options of the running command behind the program's name: they go to the program."""
+    """Warn of options of `mpidist` after the program's name: the program gets them."""
     context = click.get_current_context()
     own = {name for option in context.command.params for name in option.opts if name.startswith("--")}
     found = [word for word in words if word.partition("=")[0] in own]

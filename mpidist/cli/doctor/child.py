@@ -28,7 +28,7 @@ def ask(program: str, seconds: float = _SECONDS) -> str:
 
     Args:
         program: Its text.
-        seconds: It is ended after so many.
+        seconds: The time limit, after which it is killed.
 
     Returns:
         What it printed.

@@ -16,7 +16,7 @@ from mpidist.cluster.spec import Task
 from mpidist.errors import MpidistError
 
 _END_TIME = "SLURM_JOB_END_TIME"
-# A finding names so many.
+# The number of names in a finding.
 _MOST_TASKS = 8
 
 

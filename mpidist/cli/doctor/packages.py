@@ -1,4 +1,4 @@
-"""The doctor's look at packages: HDF5, what makes steps faster, and CuPy with its libraries on each GPU."""
+"""The doctor's look at packages: HDF5, packages that make steps faster, and CuPy with its libraries on each GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's look at where ranks are: hosts and nodes, the cores they are bound to, and what is installed there."""
+"""The doctor's look at the places of ranks: hosts, nodes, the cores they are bound to, and installed packages."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def look_at_ranks(
     Args:
         communicator: All ranks.
         own: What `doctor.look` has found, on the first rank of each host.
-        seconds: Measure sums over the ranks for so many at most; None: not at all.
+        seconds: The time limit for measuring sums over the ranks; None: no sums are measured.
 
     Yields:
         Findings, as they come. Those of rank 0 count.

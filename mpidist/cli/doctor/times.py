@@ -23,7 +23,7 @@ from mpidist.comm.group.communicator import Communicator
 # Bytes of one rank's array.
 SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 SECONDS = 10.0
-# A look at a way is at least so long, where the time is measured; it has so many calls at most.
+# The least duration of one measurement of an algorithm, and its largest number of calls.
 _LOOK_SECONDS, _MOST_CALLS = 2e-3, 50
 _LEAST_LOOKS, _MOST_LOOKS = 5, 25
 # From this size on twice the bytes take twice the time, or less.
@@ -68,7 +68,7 @@ def look_at_times(communicator: Communicator, collective: Collective, seconds: f
     Args:
         communicator: All ranks, more than one.
         collective: The chosen one.
-        seconds: After so many all ranks stop together.
+        seconds: The time limit, after which all ranks stop together.
     """
     findings = _crowded(communicator)
     measured, left_out = _Table(communicator, collective, seconds).fill()
@@ -139,7 +139,7 @@ class _Table:
         return measured, left_out
 
     def _allows(self, seconds: float, until: float | None = None) -> bool:
-        """Collective. Whether rank 0 has time for so many seconds more, before the end of all, or an earlier one."""
+        """Collective. Whether rank 0 has this many seconds left, before the end of all, or an earlier one."""
         end = self._end if until is None else min(until, self._end)
         return self._communicator.broadcast_object(time.monotonic() + seconds <= end)
 

@@ -207,7 +207,7 @@ class _Reader:
         self._unclear: set[str] = set()
         self._words: list[str] = []
         self._line = 1
-        # The first command that a `&` would let run behind, and whether a bracket was closed since.
+        # The first command that a `&` would run in the background, and whether a bracket was closed since.
         self._first = 0
         self._is_closed = False
         self._is_target = False
