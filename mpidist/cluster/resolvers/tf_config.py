@@ -16,7 +16,7 @@ from mpidist.cluster.spec import ClusterSpec
 _FORM = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
-# Of a text that cannot be read errors show so many characters.
+# The number of characters of an invalid text that errors show.
 _MOST_SHOWN = 1000
 
 

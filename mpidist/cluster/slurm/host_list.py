@@ -18,7 +18,7 @@ _BLANKS = ", \t\n"
 # Brackets in brackets, and digits of a number.
 _MOST_DEEP = 8
 _MOST_DIGITS = 18
-# Of a malformed list errors show so many characters.
+# The number of characters of a malformed list that errors show.
 _MOST_SHOWN = 1000
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
