@@ -22,7 +22,7 @@ class Backend(Resource, Protocol):
     """Moves and combines arrays that are flat, contiguous and of a native dtype.
 
     All ranks make the same calls in the same order, with arrays of the same size and dtype, or of sizes that all ranks
-    know. A backend checks nothing: the front has done so. Backends may be composed: those behind AUTO, NODE and STAGED
+    know. A backend checks nothing: the front has done so. Backends may be composed: those of AUTO, NODE and STAGED
     and under `reproducible` call other backends, and close them.
 
     Attributes:

@@ -29,7 +29,7 @@ MOST_ARRAYS = 8
 LEAST_BYTES = 1 << 16
 # What NumPy has added up before the compiler is loaded: it has then lost as much time as loading takes.
 LOAD_AFTER_BYTES = 1 << 33
-# Squares are added up in so many sums side by side, which is what a processor can do at the same time.
+# The number of independent sums of squares, which a processor computes at the same time.
 _LANES = 16
 
 

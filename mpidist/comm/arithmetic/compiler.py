@@ -64,7 +64,7 @@ def loop_text(
     Args:
         arguments: Those after the count.
         lines: The lines of the loop, for the element `%i`.
-        step: The loop takes so many elements at a time; the count is a multiple of it.
+        step: The number of elements in one iteration of the loop; the count is a multiple of it.
         carried: Lines that begin the loop, for values of the round before: from `%entry` and from `%body`.
         end: Lines after the loop, which begin with the choice of values from `%entry` and `%body`.
         last: The label of the block in which the lines end.

@@ -31,7 +31,7 @@ from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
 
-# From this size on ranks look whether their arrays are shared already. The look costs a barrier: 64 KB took 36 us with
+# From this size on ranks check whether their arrays are shared already. It costs a barrier: 64 KB took 36 us with
 # it and 26 us without.
 _LOOKED_UP_BYTES = 1 << 18
 # The size of a block of arrays that are shared already, where a rank reads and writes the blocks of all ranks.
@@ -214,7 +214,7 @@ class NodeBackend(Backend):
         memory = self._blocks
         blocks = views[memory.turn]
         blocks[self._rank][...] = source
-        # Why one barrier is enough, and why the turn ends behind it: see `SharedBlocks`.
+        # `SharedBlocks` says why one barrier is enough, and why the turn ends after it.
         self._barrier()
         memory.turn = 1 - memory.turn
         if not self._is_in_order or (source.dtype.itemsize == 2 and is_half(source.dtype)):

@@ -15,7 +15,7 @@ from mpidist.comm.collective import Collective
 from mpidist.comm.compression.compression import ERROR, CompressionState, is_compressible, with_error
 from mpidist.options import ReduceOp
 
-# A matrix is compressed if its factors are at least so many times smaller.
+# A matrix is compressed if its factors are smaller at least by this factor.
 _LEAST_SAVING = 2
 # The size of a block of the product of two factors, which should stay in a cache.
 _BLOCK_BYTES = 1 << 18

@@ -260,7 +260,7 @@ class HookCollective(CollectiveFront):
         *,
         batch: bool,
     ) -> list[Any]:
-        # A rank that is alone cannot leave others behind.
+        # Without other ranks none can be left waiting.
         self.communicator.order.is_under_way = self.communicator.size > 1
         given: list[tuple[AnyArray, Any]] = []
         for number, array in lent.items():

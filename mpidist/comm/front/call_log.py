@@ -122,7 +122,7 @@ class CallLog:
             order = self.begin(name, _Refusal(str(error)), None)
         order.show_refusal()
         try:
-            # Others come there in their call. A rank that continued would be a barrier behind them.
+            # Others reach it in their call. A rank that continued would be one barrier behind them.
             self._meet()
         except BaseException as caught:
             order.fail(caught)

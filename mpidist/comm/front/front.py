@@ -45,7 +45,7 @@ _MEAN = ReduceOp.MEAN
 
 
 class CollectiveFront(Resource):
-    """The library's `Collective`: a backend behind checks, conversions and the call log. It closes the backend.
+    """The library's `Collective`: a backend with checks, conversions and the call log. It closes the backend.
 
     Args:
         backend: Gets contiguous one-dimensional arrays of native dtypes, after all checks.

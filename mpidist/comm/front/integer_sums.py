@@ -1,4 +1,4 @@
-"""Sums and products of integers behind the front: what does not fit the dtype is an error on every rank.
+"""Sums and products of integers in the front: an overflow of the dtype is an error on every rank.
 
 No rank may detect it alone. Every rank has the whole result in a wider form, and none needs a further message:
 
@@ -24,7 +24,7 @@ from mpidist.comm.arithmetic.slices import cut_by_length, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.options import ReduceOp
 
-# Up to so many integers, in their wider form, a message takes hardly longer than an agreement on fewer bytes.
+# Up to this many integers, in their wider form, a message takes hardly longer than an agreement on fewer bytes.
 SMALL = 1 << 11
 # The number of integers that are combined in the wider form at once.
 BLOCK = 1 << 17

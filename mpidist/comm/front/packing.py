@@ -49,7 +49,7 @@ def all_reduce_nest(
         op: The operation.
         in_place: Write results into the arrays, each of which must be C-contiguous. Arrays of one allocation that are
             neighbors in the nest as well as in memory are reduced without any copy. IndexedSlices are not changed.
-        bytes_per_pack: Small arrays of one dtype are packed up to so many bytes; 0 takes 1 MiB.
+        bytes_per_pack: The size up to which small arrays of one dtype are packed; 0 takes 1 MiB.
 
     Returns:
         The same structure: the given arrays if `in_place`, otherwise new ones. Small arrays may share one allocation,

@@ -30,7 +30,7 @@ IndexedRows = tuple[AnyArray, AnyArray]
 _NUMBER = np.dtype(np.int64)
 # The numbers before the counts: the length and the checksum.
 _FIXED = 2
-# Tables are packed into the message up to so many bytes of values, since copies into and out of it take less time than
+# Tables up to this many bytes of values are packed into the message, since copies into and out of it are faster than
 # further messages. Larger copies need memory that the system provides again, page by page, at every call: five tables
 # of 100 KB took five times as long packed as alone.
 _PACKED_BYTES = 1 << 17

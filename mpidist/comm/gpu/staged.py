@@ -90,7 +90,7 @@ def _wait_for_all(copier: StagingCopier, tickets: Sequence[Ticket]) -> None:
 
 
 class StagedBackend(Backend):
-    """Another backend, behind rooms of memory.
+    """Another backend, which works in rooms of memory.
 
     With arrays in host memory the results are those of the backend inside, and slower: each byte is copied twice more.
 

@@ -41,7 +41,7 @@ class StagingCopier(Protocol):
         ...
 
     def copy_to_room(self, sources: Sequence[AnyArray], room: AnyArray) -> Ticket:
-        """Local. Begin to copy arrays into a room, one behind the other.
+        """Local. Begin to copy arrays into a room, one after the other.
 
         Args:
             sources: Contiguous arrays of bytes, together not longer than the room.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 # Garbage is collected once in so many creations: strategies refer to themselves, and what garbage holds is not given
 # back. MPICH ends a program with more than 2,000 communicators.
 _COLLECTED_EVERY = 64
-# Tags of a channel. MPI promises no more than 32,767 (MPI 4.1, section 9.1.2); a tag is used again after so many calls.
+# Tags of a channel. MPI promises at most 32,767 (MPI 4.1, section 9.1.2); a tag is reused after this many calls.
 _TAGS = 1 << 14
 # A rank that polls something while it waits does so once in this many tests of its request.
 _LOOKS = 64

@@ -1,7 +1,7 @@
 """Shared files: a file that one process makes and other processes of its node open.
 
 The file has no name where the system allows that (`O_TMPFILE`, `man 2 open`), and the others open it through the
-process that has made it: whenever a kill comes, nothing is left behind.
+process that has made it: no file is left, whenever a kill comes.
 """
 
 from __future__ import annotations

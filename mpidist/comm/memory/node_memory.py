@@ -2,7 +2,7 @@
 
 All pages of the file are allocated when it is made: if /dev/shm is full, that is an error there and not a SIGBUS later.
 Each rank allocates its share of them, so that they are in memory near its cores (`man 7 numa`). The file has no name
-where the system allows that, so a killed job leaves nothing behind (`shared_file.py`).
+where the system allows that, so a killed job leaves no files (`shared_file.py`).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Window(Resource, Protocol):
                 are valid after `flush`.
 
         Raises:
-            ValueError: There is no such rank, or not so many bytes in its heap; `into` is read-only or not contiguous.
+            ValueError: There is no such rank, its heap has fewer bytes; `into` is read-only or not contiguous.
             TypeError: `into` is no NumPy array, or one of Python objects.
             DeadRankError: The rank is lost.
             RuntimeError: The window is closed.
@@ -135,7 +135,7 @@ class Window(Resource, Protocol):
         """Local. The next message, and progress for the gets, puts and messages of this rank and others.
 
         Args:
-            seconds: It waits so long for a message. For a moment after the last message it spins, then it sleeps, ever
+            seconds: The time limit for a message. For a moment after the last message it spins, then it sleeps, ever
                 longer up to 10 ms where the kernel does not wake it.
 
         Returns:

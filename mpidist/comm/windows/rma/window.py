@@ -40,7 +40,7 @@ SPIN_SECONDS = 2e-4
 # on MPICH 4.0.3, and takes 1.2 %.
 _NAP_SHARE = 1 / 50
 LONGEST_NAP_SECONDS = 10e-3
-# Between two looks at whether all ranks close the window.
+# Seconds between two tests whether all ranks close the window.
 _LEAVE_SECONDS = 1e-4
 # MPI writes into them, or reads them, until they are complete; those with a dead rank never are.
 _left: list[Any] = []

@@ -25,7 +25,7 @@ class Address(NamedTuple):
 
     Attributes:
         place: The kernel and its network, within which a name is valid.
-        name: The name of the Unix socket. It is in no file system (`man 7 unix`), so nothing is left behind.
+        name: The name of the Unix socket. It is in no file system (`man 7 unix`), so no file is left.
         interfaces: Addresses of the host with their networks, "10.1.0.5/16"; empty where no port is open.
         port: On all of these; 0 where none is open.
     """
@@ -163,7 +163,7 @@ def watch_silence(link: socket.socket, seconds: float) -> None:
 
     Args:
         link: A connection; nothing happens to one within a host.
-        seconds: It breaks when the other host has said nothing for so long (`man 7 tcp`), in whole intervals.
+        seconds: The time without data from the other host after which it breaks (`man 7 tcp`), in whole intervals.
     """
     if link.family == socket.AF_INET:
         first, pause = max(1, int(seconds / 3)), max(1, int(seconds / 6))

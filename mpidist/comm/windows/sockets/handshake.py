@@ -17,7 +17,7 @@ import struct
 import time
 
 SECRET_BYTES = 32
-# A handshake may take so long: strangers may say nothing.
+# The time limit of a handshake: strangers may send nothing.
 LIMIT_SECONDS = 2.0
 
 # The rank of a process that asks for one, and a number of ranks among which are all that may join.

@@ -19,7 +19,7 @@ from mpidist.errors import LauncherError
 
 NAME = "mpidist-join.json"
 FORMAT = 1
-# A chief that is asked whether it lives is called so long.
+# The time limit of a call that tests whether a chief is alive.
 _CALL_SECONDS = 2.0
 _MAX_BYTES = 1 << 20
 
@@ -34,7 +34,7 @@ class JoinFile(NamedTuple):
         rank: The chief's.
         address: Where it waits.
         secret: The secret of the window.
-        silence_seconds: A host of the job that says nothing for so long counts as lost.
+        silence_seconds: The time without data after which a host of the job counts as lost.
         ports: See `WindowOptions`.
     """
 

@@ -71,7 +71,7 @@ class Door:
         secret: The secret of the window.
         rank: This rank.
         addresses: The addresses of all ranks, in their order; or by rank of those that this one calls, and of itself.
-        silence_seconds: A host that says nothing for so long cannot be reached any more.
+        silence_seconds: The time without data after which a host counts as unreachable.
         admits_later: Whether others may join.
 
     Attributes:

@@ -250,7 +250,7 @@ class SocketWindow(Window):
             self._selector.modify(connection.link, events, connection)
 
     def _turn(self, seconds: float) -> None:
-        """Receive, serve and send whatever can continue now; wait so long until something can."""
+        """Receive, serve and send all that can continue now; wait at most the given time for that."""
         for key, events in self._selector.select(seconds):
             connection: Connection | None = key.data
             if connection is None:
