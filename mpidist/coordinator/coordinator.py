@@ -175,7 +175,7 @@ class ClusterCoordinator(FixedAttributes):
         """
         with self._chief.lock, self._waits:
             while not self._queue.is_done:
-                # At once: what waits behind an error is cancelled, and need not be waited for.
+                # At once: functions that wait after an error are cancelled, so there is nothing to wait for.
                 self._raise_error()
                 self._step()
             self._raise_error()
