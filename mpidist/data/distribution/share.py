@@ -250,7 +250,7 @@ def _others(
 def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communicator) -> RankShare:
     """A share in which all ranks follow the same batches and each reads its piece of them."""
     rank, size = communicator.rank, communicator.size
-    # One rank, too, looks whether elements that are assumed to be batches have rows.
+    # A single rank also checks whether elements that are assumed to be batches have rows.
     read = pipeline.piece_reader(size, rank) if size > 1 or pipeline.is_assumed else pipeline.read
     return RankShare(pipeline, read, counts, 0, is_common=True)
 

@@ -92,7 +92,7 @@ class Interleave:
         opened: Makes a pipeline from an element.
         cycle_length: Number of pipelines that are open at a time.
         block_length: Number of examples that a pipeline gives at its turn.
-        count: Returns the number of examples behind an element without opening it as a pipeline; None: unknown.
+        count: Returns the number of examples of an element without opening it as a pipeline; None: unknown.
         seed: The seeds of opened pipelines that were not given by the user follow from it.
     """
 

@@ -130,7 +130,7 @@ class Chosen:
         return [pipeline.stream.cardinality() for pipeline in self.pipelines]
 
     def _place(self, epoch: Epoch, start: int) -> tuple[int, list[int]]:
-        """The number of the choice behind item `start`, and how many items each pipeline has given before.
+        """The number of the choice after item `start`, and how many items each pipeline has given before.
 
         Where there is no such item: that of a choice after the last item.
         """
