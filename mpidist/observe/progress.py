@@ -76,7 +76,7 @@ class Progress:
 
         Args:
             steps: Number of steps since the last call.
-            values: Values to show behind the number; floats are rounded.
+            values: Values to show after the number; floats are rounded.
         """
         self.done += whole("steps", steps)
         if not self._is_shown:

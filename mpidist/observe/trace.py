@@ -22,7 +22,7 @@ from mpidist.observe.output import say
 
 VARIABLE = "MPIDIST_TRACE"
 TIMELINE = "timeline.json"
-# Lines are written to the file once in so many seconds, and at the end.
+# Seconds between two writes of lines to the file; the last write is at the end.
 _WRITE_SECONDS = 1.0
 # Waits below this are not worth a line.
 _SHOWN_SECONDS = 0.001
