@@ -91,7 +91,7 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
         owner: The optimizer, for the error.
         accumulates: Whether it accumulates gradients.
     """
-    # A copy that is not there, or is left behind, is as the variable itself.
+    # A missing or outdated copy is taken from the variable itself.
     names = names - {MASTER_COPY}
     expected = {"iterations", *slots, *([ACCUMULATED, ACCUMULATES] if accumulates else [])}
     # Before the first step there are no slots to save.
