@@ -18,7 +18,7 @@ from mpidist.variables.kinds.served import ServedPlace
 
 # A larger variable is made at once.
 _SMALL_BYTES = 1 << 16
-# A message about new variables has at most about so many bytes; of one variable without its value so many.
+# The largest size of a message about new variables, roughly, and the size of one variable without its value.
 _MESSAGE_BYTES, _ENTRY_BYTES = 1 << 20, 200
 # Memory for small variables is asked for, and large values are written, in pieces of this size.
 _PIECE_BYTES = 4 << 20

@@ -34,7 +34,7 @@ class Slots:
 
     @property
     def end(self) -> int:
-        """Local. The first byte behind all slots."""
+        """Local. The first byte after all slots."""
         return len(self.ranks) * SLOTS * self.slot_bytes
 
     def offset(self, rank: int, slot: int) -> int:
@@ -79,7 +79,7 @@ class Space:
 
     Args:
         begin: The first free byte.
-        end: The first byte behind the heap.
+        end: The first byte after the heap.
     """
 
     def __init__(self, begin: int, end: int) -> None:

@@ -44,7 +44,7 @@ class NewVariable(NamedTuple):
 
 
 def end_of(place: ServedPlace) -> int:
-    """Local. The first byte of the heap behind a variable."""
+    """Local. The first byte of the heap after a variable."""
     if place.block_rows:
         return place.versions + 8 * block_count(place)
     return place.buffers[1] + place.bytes

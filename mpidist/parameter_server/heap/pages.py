@@ -1,7 +1,7 @@
 """The memory of a server's heap: its pages come when they are first touched, as long as there are any.
 
 Where a page of shared memory is missing, touching it ends a process by SIGBUS: not only the server, but any rank of its
-host that writes into a slot. A server therefore touches all pages itself before any use, by a system call, which returns
+host that writes into a slot. A server therefore touches all pages itself before any use, by a system call that returns
 an error instead.
 """
 
@@ -46,7 +46,7 @@ class HeapMemory:
             what: The part, for the error.
 
         Raises:
-            HeapFullError: There are not so many pages. What is in the heap stays, and no page is lost.
+            HeapFullError: There are fewer pages. The content of the heap stays, and no page is lost.
         """
         low, high = (self._begin + begin) // _PAGE, -(-(self._begin + begin + byte_count) // _PAGE)
         missing = int(np.count_nonzero(~self._touched[low:high])) * _PAGE

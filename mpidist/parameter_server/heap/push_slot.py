@@ -17,7 +17,7 @@ from mpidist.parameter_server.protocol.endpoint import Station
 # A slot begins with the place and the size of the table of its changes, which follows the arrays. The server sets
 # the place to 0 when the changes are applied.
 _HEAD_BYTES = 16
-# Changes within so many bytes of a slot are written all at once, with their table: most closures make no others.
+# Changes within this many bytes of a slot are written at once, with their table: most closures need no more.
 _GATHERED_BYTES = 1 << 15
 # A server that is waited for is to do this.
 _TAKE = "take an update"
@@ -27,7 +27,7 @@ class Change(NamedTuple):
     """A change of one variable.
 
     Attributes:
-        kind: "assign", "add", "sub", "step", or one of `Scatter.scatter` behind `rows.SCATTER`.
+        kind: "assign", "add", "sub", "step", or a kind of `Scatter.scatter` after `rows.SCATTER`.
         variable: The number of the variable.
         begin: Where the array begins in the slot.
         dtype: The dtype of the array.

@@ -70,7 +70,7 @@ def read_in_pieces(
         known: What was read before; returned for an unchanged variable.
         memory: For the value; by default new memory.
         is_relaxed: See `read_whole`.
-        piece_bytes: After so many there is a pause; default: none.
+        piece_bytes: The number of bytes between two pauses; default: no pause.
 
     Returns:
         None if the variable changes too fast.

@@ -22,7 +22,7 @@ from mpidist.parameter_server.protocol.wire import decode, encode
 
 # Work in the background is looked after as often.
 _BACKGROUND_SECONDS = 0.001
-# Messages of the end get so long to leave this process.
+# The time in which the last messages leave this process.
 _LAST_SECONDS = 0.2
 _CLOSED = (
     "this ParameterServerStrategy is closed: its servers have ended, and its variables with them. Read them before, "
@@ -50,7 +50,7 @@ class Station:
         name_of: The constructor's argument.
         lost: The ranks that are dead, or count as dead.
         left: The ranks that live and serve no more, with the reason.
-        awaited: Surrounds waits for others, which the watchdog then looks after.
+        awaited: Surrounds waits for others, which the watchdog then observes.
         reserved: By server and slot how many bytes have memory, where that is not `heap.FIRST_BYTES`.
         whole: The constructor's argument.
     """

@@ -1,6 +1,6 @@
 """The wire: messages of the serving protocol as bytes.
 
-Those that each closure needs are packed; all others are JSON, with the bytes of the message behind it. So is what does
+Those that each closure needs are packed; all others are JSON, with the bytes of the message after it. So is what does
 not fit into the packed fields. Nothing is unpickled here: bytes from elsewhere are refused, or are a message of numbers
 and texts, and take no memory but their own.
 """
@@ -63,7 +63,7 @@ _to_json = json.JSONEncoder(separators=(",", ":"), default=operator.index).encod
 
 
 def _forms(fields: str) -> tuple[Struct, Struct]:
-    """Packed fields behind the first byte: the small form and the large one.
+    """Packed fields after the first byte: the small form and the large one.
 
     The small one is for numbers below 2^24, and ranks and optimizers below 2^8; the large one for numbers below 2^48,
     and ranks and optimizers below 2^16.
@@ -83,7 +83,7 @@ _DO, _DO_FOLLOWED, _PUSH, _PREPARED, _COMMIT, _APPLIED, _FINISHED = range(_PACKE
 # A number is packed as its low 16 bits and the rest.
 _LOW = 0xFFFF
 _CLOSURE = _forms("N")
-# Closure, function, and the low bits of the arguments' size, by which a torn message is known. Arguments are behind it.
+# Closure, function, and the low bits of the arguments' size, by which a torn message is detected. Arguments follow it.
 _CALLED = _forms("NFH")
 # By their number of steps: number, worker, closure; optimizer, iteration and rate of each step.
 _COMMITS = [_forms("NRN" + "RNd" * steps) for steps in range(16)]
@@ -94,7 +94,7 @@ _STEP_BYTES = [_COMMITS[1][large].size - _COMMITS[0][large].size for large in ra
 def _ended(servers: int, counts: int) -> tuple[Struct, Struct]:
     """Servers, optimizers and places in own data; before them their counts, closure, and the size as of `_CALLED`.
 
-    The second count is that of optimizers, four bits, and that of places, four bits. The result is behind all.
+    The second count is that of optimizers, four bits, and that of places, four bits. The result comes last.
     """
     return _forms("BBNH" + "R" * (servers + (counts >> 4)) + "HHI" * (counts & 15))
 

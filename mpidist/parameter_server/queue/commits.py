@@ -140,7 +140,7 @@ class Commits:
             for one in attempts
         ]
         counts = Counter(name for names in named for name in names)
-        # An optimizer's second step comes behind its first one in each of them.
+        # An optimizer's second step follows its first one in each of them.
         steps = self._steps([optimizer for optimizer, _ in counts])
         self.number += 1
         places = {name: place for place, name in enumerate(counts)}
@@ -220,7 +220,7 @@ class Commits:
     def unwritten(self, server: int) -> bool:
         """Local. Whether a one-sided read from this server may miss a write of the coordinator.
 
-        A `Call` never does: it comes behind the commit.
+        A `Call` never does: it follows the commit.
         """
         return any(server in servers for servers in self.unapplied.values())
 

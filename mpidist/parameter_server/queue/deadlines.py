@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from mpidist.parameter_server.protocol.messages import Define, Do, Ping, Send
 from mpidist.parameter_server.queue.worker_table import WorkerRecord
 
-# So many rounds are made within the time limit, but no more than one in so many seconds.
+# The number of rounds within the time limit, and the least time between two rounds.
 _ROUNDS = 20
 _LEAST_SECONDS = 0.01
-# A round counts for no more than so many times the time between two.
+# The most that a round counts, in units of the time between two rounds.
 _COUNTED = 2
 # The least bandwidth of a slow network.
 _BYTES_PER_SECOND = 10e6
-# To load a function and its arguments a worker has so many times the limit: they may be large.
+# The time to load a function and its arguments, as a multiple of the limit: they may be large.
 LOADING = 10
 
 

@@ -41,7 +41,7 @@ class Versions:
     _unapplied: dict[int, int] = field(default_factory=dict)
 
     def may_begin(self, *, is_owing: bool) -> bool:
-        """Local. Whether an attempt that begins now has a place behind all that run.
+        """Local. Whether an attempt that begins now has a place after all that run.
 
         Args:
             is_owing: Whether its worker has finished something that is not decided.

@@ -12,7 +12,7 @@ from mpidist.parameter_server.protocol.references import arguments_label
 from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.queue.work import Closure
 
-# Another worker gets the closure so much later. Hydra, MPICH's launcher, ends the job if the next worker terminates
+# The delay before another worker gets the closure. Hydra, MPICH's launcher, ends the job if the next worker terminates
 # while it still deals with the last one.
 SETTLED_SECONDS = 1.0
 

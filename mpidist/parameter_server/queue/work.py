@@ -127,7 +127,7 @@ class Rules(NamedTuple):
         retries: How often the function may raise and is run again.
         on_error: "cancel" stores the error, so that the next `schedule` or `join` raises it; with "keep" only the
             closure's own value raises.
-        max_deaths: The closure fails when so many workers were lost while they ran it.
+        max_deaths: The closure fails when this many workers were lost while they ran it.
     """
 
     worker: int | None = None

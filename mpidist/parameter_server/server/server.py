@@ -92,7 +92,7 @@ class VariableServer:
             for action in actions or ():
                 self._do(action)
         elif actions is not None:
-            # All in their order: an update that must wait for the cut holds back what comes behind it.
+            # All in their order: an update that must wait for the cut also delays later ones.
             self._cutting.add(actions)
             self._go_on(self._saver)
 

@@ -1,7 +1,7 @@
 """The cut of a checkpoint on a server: its state after one commit is saved, while later commits change it.
 
 Variables are saved block by block. A commit that changes a block which is not saved yet copies it first. When the
-copies have reached their limit it waits, and so do those behind it, until enough is saved.
+copies have reached their limit it waits, and so do later ones, until enough is saved.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Cutting:
         self.live.update(blocks)
 
     def add(self, actions: Iterable[Action]) -> None:
-        """Local. Let actions wait for their turn behind all others."""
+        """Local. Append actions to those that wait."""
         self.waiting += actions
 
     def next(self, changed_by: Callable[[Apply | ApplyRound], Collection[int | TableRows]]) -> Ready | None:

@@ -164,7 +164,7 @@ class OwnIterator(Iterator[Any]):
         return self._part, self._elements.taken if isinstance(self._elements, DatasetIterator) else 0
 
     def news(self) -> tuple[Any, ...] | None:
-        """Local. The news for the coordinator: `(number, part, place)`, behind it a new pass; None if nothing is."""
+        """Local. The news for the coordinator: `(number, part, place)`, then a new pass; None if nothing is."""
         if not isinstance(self._elements, DatasetIterator) or (self.place == self._told and not self._is_new_pass):
             return None
         self._told = self.place

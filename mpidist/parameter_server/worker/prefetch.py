@@ -22,9 +22,9 @@ from mpidist.variables.kinds.served import ServedPlace
 
 logger = logging.getLogger("mpidist")
 
-# After so many bytes a function that wants the window gets it.
+# The number of bytes after which a function that needs the window gets it.
 PIECE_BYTES = 4 << 20
-# Between two looks for the next function: a fiftieth of the time that the one before has run, within these bounds.
+# The time between two looks for the next function: 1/50 of the time of the previous one, within these bounds.
 _NAP_SHARE = 1 / 50
 _NAP_SECONDS = (2e-4, 1e-2)
 
