@@ -25,8 +25,8 @@ from mpidist.recorder import inner_calls
 KEPT_CALLS = 256
 # A state is the number of the last call on a communicator times this, and the code of its name while a rank is in it.
 NEXT = inner_calls.NEXT
-# A communicator's place in a page has so many words of eight bytes: its identity, this rank's state, and its inner
-# calls.
+# The offsets in a communicator's place in a page, and its size, in words of eight bytes: its identity, this rank's
+# state, and its inner calls.
 IDENTITY, STATE, INNER = 0, 1, 2
 PLACE_WORDS = INNER + inner_calls.WORDS
 _RING, _KEPT = INNER + inner_calls.RING, inner_calls.KEPT
@@ -206,7 +206,7 @@ class Calls:
         self.leave()
 
     def go_on_at(self, number: int) -> None:
-        """Local. Count so many calls from now on, as all ranks do; not fewer than any rank had. Within a call, too."""
+        """Local. Set the number of calls, as all ranks do, to at least that of every rank; also within a call."""
         within = self.words[STATE] % NEXT if self.depth else 0
         self.state = max(self.number, number) * NEXT
         self.words[STATE] = self.state + within

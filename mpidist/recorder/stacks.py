@@ -16,7 +16,7 @@ from types import FrameType
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 # The number of innermost lines of a stack that are shown.
 _LINES = 8
-# A process may take so long to write its stack.
+# The time limit for a process to write its stack.
 _DUMP_SECONDS = 0.3
 
 

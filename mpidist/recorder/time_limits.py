@@ -11,7 +11,7 @@ LIMIT_VARIABLE = "MPIDIST_TIMEOUT"
 _WARN_SECONDS = 30.0
 # Between two looks of a watchdog.
 TICK_SECONDS = 0.5
-# A rank that is asked for its stack may take so long.
+# The time limit for a rank that is asked for its stack.
 ANSWER_SECONDS = 2 * TICK_SECONDS
 
 
