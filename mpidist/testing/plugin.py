@@ -368,7 +368,7 @@ class RunOfRanks:
         pause = 1e-5
         while not request.Test():
             time.sleep(pause)
-            # A barrier takes several messages, and each of them waits for such a look.
+            # A barrier takes several messages, and each of them waits for such a test.
             pause = min(pause * 2, 1e-4 if time.monotonic() - begin < 0.1 else 2e-3)
             if failure and time.monotonic() - begin > self.grace:
                 self.watchdog.end(
