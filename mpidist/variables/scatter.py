@@ -171,7 +171,7 @@ def row_numbers(variable: Scatter, indices: npt.ArrayLike) -> AnyArray:
     """Local. Numbers of rows as int64 of any shape.
 
     Raises:
-        ValueError: The variable has no rows, or not so many; or lists of different lengths.
+        ValueError: The variable has no rows, or fewer; or lists have different lengths.
         TypeError: The indices are not integers.
     """
     try:

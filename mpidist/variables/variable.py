@@ -291,10 +291,10 @@ class UpdatePlan(Protocol):
         ...
 
     def flush(self, count: int, settings: UpdateSettings) -> bool:
-        """Collective. As `apply`, of the mean over so many accumulated calls; ranks compare the count. 0: nothing."""
+        """Collective. As `apply`, of the mean over `count` accumulated calls, which ranks compare; for 0 nothing."""
 
     def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
-        """Collective. Set variables to their moving average after so many more moves; only under `use_ema`."""
+        """Collective. Set variables to their moving average after `moves` further steps of it; only under `use_ema`."""
 
     def state(self) -> dict[str, Any]:
         """Local. The tree of what a checkpoint stores besides `slots`.

@@ -10,7 +10,7 @@ from mpidist.arguments import number, whole
 from mpidist.arrays import AnyArray
 from mpidist.variables.making.initial import Placed, ShardInfo
 
-# A step of the generator gives so many numbers.
+# The number of values that one step of the generator gives.
 _NUMBERS_PER_STEP = 4
 
 

@@ -167,7 +167,7 @@ class ArenaPlan:
         self, accumulator: Accumulator, gradients: Mapping[int, Gradient], settings: UpdateSettings,
         after: int | None = None,
     ) -> bool:
-        """Collective. Update by the mean of several calls; `after` so many this is no further one, but `flush`."""
+        """Collective. Update by the mean of several calls; `after` is the number of calls before a `flush`."""
         # First: the call can be made again with another rate, and the sums are then what they were.
         require_rate(self._kernel, settings.step, settings.learning_rate)
         count, factor, is_summed = after or self._accumulated, settings.factor, settings.is_summed

@@ -23,7 +23,7 @@ class MovingAverage:
         self._all = tuple(range(len(plan.variables)))
 
     def follow(self, step: int, numbers: tuple[int, ...], moves: int) -> None:
-        """Collective. Move the average towards the variables; every so many steps, set the variables to it.
+        """Collective. Move the average towards the variables; at the given interval, set the variables to it.
 
         Args:
             step: The step of the update that has just changed the variables. In step 1 the average becomes their value.
@@ -38,7 +38,7 @@ class MovingAverage:
             self.overwrite(self._all)
 
     def overwrite(self, numbers: tuple[int, ...], moves: int = 0) -> None:
-        """Collective. Set variables to their average, after so many more moves of this."""
+        """Collective. Set variables to their average, after the given number of further moves of the average."""
         variable_pass = self._plan.variable_pass(numbers)
         # Other ranks may still be reading the variables.
         variable_pass.barrier()

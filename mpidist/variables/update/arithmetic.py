@@ -196,7 +196,7 @@ class UpdateArithmetic:
         return self._widened(move)
 
     def take(self, moves: int = 0) -> Update:
-        """Local. The update that sets the parameter to its average, after so many more moves of this."""
+        """Local. The update that sets the parameter to its average, after the given number of further moves."""
         take: Update = take_average
         if moves:
             take = _move_before(take, self._kernel_slots, self._momentum**moves)

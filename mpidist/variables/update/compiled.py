@@ -24,9 +24,9 @@ from mpidist.variables.update.overflow import Overflow
 
 # Of parameters that a rank updates in a step. Loading the compiler takes a tenth of a second and some 10 MB.
 LEAST_BYTES = 1 << 20
-# A step changes some rows of a table: of its bytes count one in so many.
+# The fraction of a table's bytes that counts, since a step changes only some rows: one in this many.
 TABLE_SHARE = 64
-# Of a block: recording an update takes as long as NumPy's update of so many.
+# The size of a block: recording an update takes as long as NumPy's update of this many elements.
 LEAST_BLOCK_BYTES = 1 << 16
 
 _CTYPES: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}

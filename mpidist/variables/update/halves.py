@@ -45,7 +45,7 @@ def in_float32(update: Update, slot_count: int, *, has_master: bool) -> Update:
 
     Args:
         update: On blocks of one dtype.
-        slot_count: It gets so many slots.
+        slot_count: The number of slots that it gets.
         has_master: Behind these there is one for the float32 copy of the parameter.
 
     Returns:

@@ -1,6 +1,6 @@
 """Overflows in updates: a square that is infinite though its gradient is not stops its variable for good.
 
-Nobody looks for infinities in each step, which would be a pass over memory. The processor notes in a flag that some
+No code searches for infinities in each step, which would be a pass over memory. The processor sets a flag when some
 number was too large, for NumPy's functions and for compiled loops alike. Only then is the state looked at.
 """
 
