@@ -61,7 +61,7 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
 
 
 def leaf_paths(structure: Any) -> list[tuple[str, Any]]:
-    """Local. Each leaf with its path, written as Python code behind the structure's name: `['layers'][2]`."""
+    """Local. Each leaf with its path, written as Python code after the structure's name: `['layers'][2]`."""
     leaves, spec = flatten(structure)
     return [("".join(f"[{key!r}]" for key in path), leaf) for path, leaf in zip(spec.paths(), leaves, strict=True)]
 
