@@ -267,7 +267,7 @@ def _create(path: str, me: LockOwner) -> bool:
         except (FileExistsError, FileNotFoundError):
             return False
         except OSError:
-            # Object stores, exFAT and CIFS have no links, and each says so by another number.
+            # Object stores, exFAT and CIFS have no links, and each reports it by another number.
             return _create_without_link(path, me)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -291,7 +291,7 @@ def _create_without_link(path: str, me: LockOwner) -> bool:
         finally:
             os.close(descriptor)
     except OSError as error:
-        # An object store may find out only now that another process has made the file: then that one's stays.
+        # An object store may detect only now that another process has made the file, which is then kept.
         if error.errno == errno.ESTALE:
             return False
         with contextlib.suppress(OSError):

@@ -222,7 +222,7 @@ def replace_file(path: str, data: bytes) -> None:
         os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
-        # The directory may be gone, or read-only since the failure.
+        # The directory may be deleted, or read-only since the failure.
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

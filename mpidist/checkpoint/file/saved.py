@@ -30,9 +30,9 @@ class _Opened:
 
 
 class SavedFile:
-    """An open checkpoint file; it stays readable after its name is gone.
+    """An open checkpoint file; it stays readable after its name is deleted.
 
-    Local. It is closed when the last array that was taken from it is gone.
+    Local. It is closed with the last array that was taken from it.
 
     Args:
         contents: Its datasets and their places.

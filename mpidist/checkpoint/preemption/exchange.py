@@ -45,7 +45,7 @@ class Exchange:
         It shows whether a rank has failed.
 
         Args:
-            look: Called meanwhile: a rank that has failed in its step begins none. It may raise.
+            look: Called while it waits, since a rank that has failed in its step begins no search. It may raise.
 
         Returns:
             Whether one has, and all ranks know a reason, so that all of them wait here.
