@@ -151,7 +151,7 @@ def join_job(directory: str) -> None:
     """Join a running job of parameter servers as a worker, in the place of one that is lost.
 
     The job's program has ParameterServerStrategy(join_directory=DIRECTORY). The exit code is that of its chief, 0 where
-    that has ended, and 1 where the job refuses this worker, or is gone.
+    that has ended, and 1 where the job refuses this worker, or has ended.
     """
     try:
         # By name: it loads NumPy.
@@ -190,7 +190,7 @@ def _add_ranks(page: Report, own: list[Finding], seconds: float | None) -> None:
         page.add([Finding("ranks", "wrong", f"MPI is not started: {obstacle.text}", obstacle.fix)])
         place = launch.read()
         if place is not None and place.rank:
-            # One rank of each other host says so, and all leave the first rank time: when one ends, launchers end all.
+            # One rank of each other host reports it, and all wait for the first rank: when one ends, launchers end all.
             line = f"rank {place.rank} on {socket.gethostname()}: {obstacle}"
             is_first_here = place.node_rank in (0, None)
             if is_first_here:

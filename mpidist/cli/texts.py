@@ -36,7 +36,7 @@ def write(text: str) -> None:
 
     Raises:
         click.ClickException: They cannot be written, as on a full disk.
-        OSError: Nobody reads them any more; click ends the command then, without a word.
+        OSError: The reader of the pipe has ended; click then ends the command without a message.
     """
     try:
         encoded = text.encode("utf-8", "surrogateescape")

@@ -58,7 +58,7 @@ def look(*, clean: bool = False) -> list[Finding]:
 
 
 def find_obstacle() -> Finding | None:
-    """Local. Find what would end this rank, without a word of why, if it started MPI; None if nothing would."""
+    """Local. Find an obstacle that would end this rank without a message if it started MPI; None without one."""
     broken = next((one for one in (*look_at_modules(), *look_at_times()) if one.state == "wrong"), None)
     if broken is not None:
         return broken
