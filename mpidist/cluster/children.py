@@ -86,7 +86,7 @@ class Children:
             threading.Thread(target=_end_with, args=(parent, descriptor), name="mpidist-parent", daemon=True).start()
 
     def take(self) -> None:
-        """Local. Take note of children that have separated; a fork calls it, so that the pipe is never full."""
+        """Local. Note children that have separated; a fork calls it, so that the pipe is never full."""
         with contextlib.suppress(OSError):
             while data := os.read(self._reader, _READ_BYTES):
                 begins = range(0, len(data), _NUMBER_BYTES)
@@ -117,7 +117,7 @@ def _end_with(parent: int, descriptor: int) -> None:
 
 
 def _family(process: int) -> tuple[int, int]:
-    """The parent and the group of a process; (0, 0) if it is gone."""
+    """The parent and the group of a process; (0, 0) if it has ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

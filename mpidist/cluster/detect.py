@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class DetectionRow(NamedTuple):
-    """One way to find out about the cluster.
+    """One source that describes the cluster.
 
     Attributes:
         name: A name for the log.

@@ -3,7 +3,7 @@
 A start may take longer than a short job has, and Slurm's signal would end the job then, without a requeue. So a rank of
 a job that may be queued again, or one with `MPIDIST_SIGNALS`, notes such a signal, and the handler gets it when it
 is made. Without one by the first call of a training, or with a handler of the program's own, the signal has the effect
-that it would have had: what was there before is put back, and the signal is raised again.
+that it would have had: the earlier handler is restored, and the signal is raised again.
 """
 
 from __future__ import annotations

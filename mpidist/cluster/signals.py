@@ -51,7 +51,7 @@ class Notice:
         self.on_first: Callable[[], None] = _nothing
 
     def note(self, reason: int) -> None:
-        """Local. Take note of a reason; the first one counts."""
+        """Local. Note a reason; the first one counts."""
         if not self.reason:
             self.since = self._clock()
             self.reason = reason

@@ -76,7 +76,7 @@ def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
 
 
 def _check_keys(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """A key that is read but for its capital letters, or a letter, would be left out without a word."""
+    """A key that is read but for its capital letters, or a letter, would be ignored without a message."""
     for key in given:
         if key in names:
             continue

@@ -18,7 +18,7 @@ from mpidist.failures.farewell import Farewell
 from mpidist.first_rank import note_role
 from mpidist.observe.output import say
 
-# The word of the end is a small message: it is on its way at once, or its receiver is gone.
+# The notice of the end is a small message: it is sent at once, or its receiver has ended.
 _SENT_SECONDS = 1.0
 # The chief's messages: the signals of the job's end; that its program has ended; and which ranks have died.
 _LISTEN, _END = "listen", "end"
@@ -60,7 +60,7 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
 class _End:
     """Answers an evaluator's question whether the chief has ended, by its message or its death.
 
-    From the chief's word on, its signals do not end this process: it ends with the job.
+    From the chief's message on, its signals do not end this process: it ends with the job.
 
     Args:
         channel: Between the chief and the evaluators.
@@ -121,7 +121,7 @@ class _Followers:
         self._evaluators = evaluators
         self._process = process
         self._numbers: list[int] = []
-        # Small words, which are on their way at once; they are kept until they have gone.
+        # Small messages, which are sent at once; they are kept until they are complete.
         self._sent: list[Any] = []
 
     def tell(self, numbers: list[int]) -> None:
