@@ -12,7 +12,7 @@ def at_first_use(module: str, name: str) -> Any:
 
     Use it in the `else:` of an `if TYPE_CHECKING:` that imports the same name for type checkers and for the import
     contracts. It is not for what runs in a signal handler, at exit, or after a death: nothing can be loaded where the
-    file system is gone, or half of the interpreter.
+    file system is unmounted, or the interpreter has partly ended.
 
     Args:
         module: The full name of the module.

@@ -40,7 +40,7 @@ class Code(Protocol):
 
 
 def load(rank_count: int = 1) -> bool:
-    """Local. Whether loops are compiled. The first call that says so takes a tenth of a second.
+    """Local. Whether loops are compiled. The first call that returns True takes 0.1 s.
 
     Args:
         rank_count: Number of ranks that share the cores of this machine.

@@ -88,7 +88,7 @@ class AsyncCollective(Resource):
             self.refuse(error)
             raise
         finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
-        # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
+        # The thread may detect late that ranks have begun different reductions: their next call shows it.
         if self.has_thread:
             self.communicator.order.sign("all_reduce_async", op, lent, self._collective.log.owner)
             if arrays.is_cupy(lent) and not in_place:

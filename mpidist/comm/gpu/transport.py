@@ -68,7 +68,7 @@ def may_need_probe(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def is_probe_wanted(environment: Mapping[str, str]) -> bool:
-    """Local. Whether a child process should find out if the MPI library takes GPU memory, while MPI starts.
+    """Local. Whether a child process should test if the MPI library takes GPU memory, while MPI starts.
 
     It runs for seconds. Most MPI libraries need none: they can be asked.
     """

@@ -199,7 +199,7 @@ class MpiCommunicator(Communicator):
     def open_max(self) -> BeginMax:
         """Collective. See `Communicator.open_max`."""
         mpi = self.open_channel().mpi
-        # MPI writes into it until the request is complete, even if this object is gone by then.
+        # MPI writes into it until the request is complete, even if this object is deleted by then.
         numbers = array("q")
         requests = self._handles.requests
 

@@ -1,4 +1,4 @@
-"""The start of MPI, and its end. Both wait for all ranks of the job, and a rank that waits for long says so."""
+"""The start of MPI, and its end. Both wait for all ranks of the job, and a rank that waits for long reports it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _UNKNOWN = Process("an unknown host", 0, "")
 class Losses:
     """The losses of a group of ranks, as far as this rank knows.
 
-    Deaths on this host are the kernel's news (`WATCH`); others come from MPI, or from a connection, by `note`.
+    The kernel reports deaths on this host (`WATCH`); MPI, or the end of a connection, reports others, by `note`.
 
     Args:
         processes: The processes of the ranks.
@@ -54,7 +54,7 @@ class Losses:
         return self.dead() | others if others else self.dead()
 
     def note(self, rank: int, error: BaseException | None = None) -> None:
-        """Local. Take note of a death.
+        """Local. Note a death.
 
         Args:
             rank: The dead rank.
@@ -83,10 +83,10 @@ class Losses:
             self.note(rank, error)
 
     def add(self, rank: int, process: Process) -> None:
-        """Local. Take note of a rank that joins.
+        """Local. Note a rank that joins.
 
         Args:
-            rank: Its rank. Those below it that are not known count as gone, until they are added, too.
+            rank: Its rank. Unknown ranks below it count as lost, until they are added, too.
             process: Its process.
         """
         with self._lock:
@@ -98,7 +98,7 @@ class Losses:
             self._known = -1
 
     def leave(self, rank: int) -> None:
-        """Local. Take note that a rank has ended its window; what it has sent before is still delivered."""
+        """Local. Note that a rank has ended its window; what it has sent before is still delivered."""
         with self._lock:
             self._left |= {rank}
 
@@ -107,7 +107,7 @@ class Losses:
         self.forgotten |= {rank}
 
     def require_alive(self, rank: int) -> None:
-        """Local. Raise DeadRankError if a rank is gone."""
+        """Local. Raise DeadRankError if a rank is lost."""
         if rank in self.gone():
             process = self.processes[rank]
             is_silent = WATCH.dead.get(process, "").endswith(IS_SILENT)

@@ -49,7 +49,7 @@ _DEATHS = frozenset(
     number for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING")
     if (number := getattr(MPI, name, MPI.ERR_UNKNOWN)) != MPI.ERR_UNKNOWN
 )
-# Other errors may come before the news of the death that is their cause.
+# Other errors may come before the report of the death that is their cause.
 _NEWS_SECONDS = 1.0
 
 
@@ -224,7 +224,7 @@ class RmaWindow(Window):
         self._visitors.discard(rank)
 
     def _wait_for_rows(self, rank: int) -> None:
-        """Wait until a rank on another node has given what it was asked for; help others meanwhile."""
+        """Wait until a rank on another node has sent the requested rows; serve other ranks meanwhile."""
         begin = time.monotonic()
         while self._asked[rank] and rank not in self._losses.gone():
             found = self._receive()
@@ -330,7 +330,7 @@ class RmaWindow(Window):
             self._asked[one.source].popleft()[:] = np.frombuffer(one.data, np.uint8)
 
     def _heed(self, error: MPI.Exception) -> None:
-        """Take note of a death that MPI reports; raise any other error."""
+        """Note a death that MPI reports; raise any other error."""
         if error.Get_error_class() in _DEATHS:
             self._mpi.Ack_failed()
             failed = self._mpi.Get_failed()

@@ -27,7 +27,7 @@ ANY_RANK = 1 << 32
 _MAGIC = b"mpidist1"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-# The magic word, the rank that calls, the rank that it calls, random bytes.
+# The magic number, the rank that calls, the rank that it calls, random bytes.
 _HELLO = struct.Struct(f"<8sII{_NONCE_BYTES}s")
 _ADMITTED = b"\x01"
 # man 7 unix: process, user, group.
@@ -116,7 +116,7 @@ def send(link: socket.socket, data: bytes, end: float) -> None:
         end: The latest moment, by `time.monotonic`.
 
     Raises:
-        RefusedError: The other end is gone, or takes them too slowly.
+        RefusedError: The other end has closed the connection, or reads too slowly.
     """
     try:
         link.settimeout(max(end - time.monotonic(), 1e-3))
@@ -134,7 +134,7 @@ def receive(link: socket.socket, count: int, end: float | None) -> bytes:
         end: The latest moment, by `time.monotonic`; None for any time.
 
     Raises:
-        RefusedError: The other end is gone, or does not send them in time.
+        RefusedError: The other end has closed the connection, or does not send them in time.
     """
     data = b""
     while len(data) < count:

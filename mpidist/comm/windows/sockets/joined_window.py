@@ -24,7 +24,7 @@ class Neighbours(NamedTuple):
     Attributes:
         heap_sizes: The heap sizes of all ranks that have begun the window.
         processes: Likewise.
-        addresses: By rank, of those that it calls and is called by. All others are gone to it.
+        addresses: By rank, of those with which it communicates. All others count as lost.
     """
 
     heap_sizes: tuple[int, ...]
@@ -94,7 +94,7 @@ class JoinedWindow(SocketWindow):
     def _end(self, *, is_collective: bool) -> None:
         del is_collective
         if not self.has_joined:
-            # A word of farewell would leave its place to it, which others may have.
+            # After a farewell message its place would stay reserved for it, which another worker may have.
             for connection in list(self._open):
                 self._close(connection)
         super()._end(is_collective=False)

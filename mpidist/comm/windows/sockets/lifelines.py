@@ -20,7 +20,7 @@ from mpidist.options import WindowOptions
 
 logger = logging.getLogger("mpidist")
 
-# A rank that has dropped its window says so.
+# The message of a rank that has dropped its window.
 _LEAVE = b"L"
 # The time in which the other ranks get it.
 _LEAVE_SECONDS = 1.0

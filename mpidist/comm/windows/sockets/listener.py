@@ -175,7 +175,7 @@ class Door:
                 try:
                     link, origin = by_number[number].accept()
                 except OSError as error:
-                    # No descriptor left, or the caller has gone.
+                    # No descriptor is free, or the caller has hung up.
                     logger.warning("window: rank %d could not admit a caller: %s", self._rank, error)
                     time.sleep(_PAUSE_SECONDS)
                     continue

@@ -188,7 +188,7 @@ def ask(link: socket.socket, newcomer: Newcomer) -> bytes:
         What was given to `Request.welcome`.
 
     Raises:
-        RefusedError: It refuses this process, or is gone.
+        RefusedError: It refuses this process, or has ended.
     """
     text = json.dumps(newcomer._replace(address=newcomer.address.to_json())).encode()  # type: ignore[arg-type]
     send(link, _LENGTH.pack(len(text)) + text, time.monotonic() + LIMIT_SECONDS)

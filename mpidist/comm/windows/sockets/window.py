@@ -41,7 +41,7 @@ from mpidist.options import WindowOptions
 
 logger = logging.getLogger("mpidist")
 
-# After the last message; then the kernel wakes it.
+# The time after the last message in which it polls; then it sleeps in the kernel.
 SPIN_SECONDS = 2e-4
 # Of a rank that has joined.
 _MAX_HELLO_BYTES = 1 << 16
