@@ -54,7 +54,7 @@ class LateBuilds:
         return key
 
     def take(self, sender: int, message: Message) -> None:
-        """Local. Take note of a worker that asks."""
+        """Local. Note a worker that asks."""
         if isinstance(message, Call):
             self._asked.append((sender, message))
         if self._is_one_process:
