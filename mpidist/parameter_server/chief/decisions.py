@@ -288,7 +288,7 @@ class Decisions:
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
-        """Surround a schedule. It may read variables, and wait: what comes meanwhile is for after the decision."""
+        """Surround a schedule. It may read variables, and wait: messages that come meanwhile are handled after it."""
         held, self._held, self.is_deciding = self._held, [], True
         try:
             yield

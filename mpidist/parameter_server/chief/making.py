@@ -1,7 +1,7 @@
 """New variables: a server gets many small ones in one message, before one is used.
 
 Making one alone takes a round trip to its server. The memory of small ones is there before they are made, so that a
-server without memory says so where the program makes the variable, and making them cannot fail later.
+server without memory raises where the program makes the variable, and making them cannot fail later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The word of a worker that has joined: the first one that it sends to the coordinator and to each server."""
+"""The first message of a worker that has joined, to the coordinator and to each server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def joined(first: int) -> Message:
 
 
 def take_joined(station: Station, slots: Slots, arrive: Callable[[int], None] | None = None) -> None:
-    """Local. Take the word of workers that join: each has the slots of the first one in its place.
+    """Local. Receive messages of workers that join: each has the slots of the first worker in its place.
 
     What the workers before in this place have pushed there is applied by then, or dropped.
 

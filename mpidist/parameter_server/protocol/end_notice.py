@@ -32,7 +32,7 @@ class EndNotice(NamedTuple):
 
 
 def take_end(station: Station, note: Callable[[EndNotice], None]) -> None:
-    """Local. Take the word of the end.
+    """Local. Receive the notice of the end.
 
     Args:
         station: The station of this process.

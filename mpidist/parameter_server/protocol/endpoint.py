@@ -83,7 +83,7 @@ class Station:
             take: Gets each message with its sender.
 
         Raises:
-            RuntimeError: One of them has a taker already.
+            RuntimeError: One of them has a receiver already.
         """
         for kind in kinds:
             if kind in self._takers:

@@ -20,7 +20,7 @@ Where workers have a time limit, these say how long a function has run (`queue/d
     Pong       server to coordinator    I am
 
 Nothing here is decided by a worker or a server alone, so that a closure is applied by all its servers or by none.
-(What integers do not hold is not: the server leaves that variable as it is, and says so in `Applied`.)
+(Except integer overflows: the server leaves that variable unchanged, and reports it in `Applied`.)
 A server notes in the slot itself that it has applied it. A worker that begins a closure waits for that note before it
 reads from this server, and gets a fence meanwhile: so a closure reads what its worker has finished before.
 """

@@ -39,7 +39,7 @@ class Listener:
         station.route([(Call, _LISTEN)], self.take)
 
     def take(self, _: int, message: Message) -> None:
-        """Local. Take note of the signals that the chief wants."""
+        """Local. Note the signals that the chief wants."""
         if isinstance(message, Call):
             # A thread of a function may have taken it, and signals are the main thread's.
             self._wanted = pickle.loads(message.arguments)

@@ -98,7 +98,7 @@ class Resources:
         return [ResourceEnd(message.resource, rank, end, message.error, message.traceback)]
 
     def lost(self, worker: WorkerRecord) -> list[ResourceEnd]:
-        """Local. A worker is gone, and its copies with it."""
+        """Local. A worker is lost, and its copies with it."""
         return [ResourceEnd(number, worker.rank, End.CANCELLED) for number in self._works]
 
     def discard(self, number: int) -> None:

@@ -21,7 +21,7 @@ class Versions:
 
     Args:
         staleness: Number of updates that may come between an attempt's reads and its update; None is any number.
-        note: Takes note of each update that counts.
+        note: Notes each update that counts.
 
     Attributes:
         number: The number of the updates that count.

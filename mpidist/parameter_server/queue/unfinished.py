@@ -91,13 +91,13 @@ class Book:
         return [] if self._deadlines is None else self._deadlines.overdue(self.workers)
 
     def _noted(self, sender: int, message: Message, now: float) -> list[ResourceEnd] | None:
-        """Take note of what decides nothing; None if the message is another one."""
+        """Note a message that decides nothing; None if it is another one."""
         ends: list[ResourceEnd] = []
         if isinstance(message, Built):
             ends = self.resources.built(sender, message, now)
             self._time(sender)
         elif isinstance(message, Began):
-            # A word of an attempt that was given to another worker meanwhile starts no clock.
+            # A message about an attempt that another worker has got meanwhile starts no clock.
             if self._is_current(sender, message.closure, message.attempt):
                 self._time(sender, is_loading=not message.is_loaded)
         elif isinstance(message, Pong):

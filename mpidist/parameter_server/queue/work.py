@@ -194,7 +194,7 @@ class ClosureEnd(NamedTuple):
 
 
 class ResourceEnd(NamedTuple):
-    """A worker's copy of a resource is made (RESULT), cannot be made (ERROR), or is gone with its worker (CANCELLED).
+    """A worker's copy of a resource is made (RESULT), cannot be made (ERROR), or is lost with its worker (CANCELLED).
 
     Attributes:
         resource: The resource.

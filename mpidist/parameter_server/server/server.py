@@ -215,8 +215,8 @@ class VariableServer:
         place, name, fill, value = new
         # A program may import a module with a dtype after the line at which this process serves.
         named_dtype(place.dtype)
-        # All of its pages are touched now, so that a machine without memory says so before training begins. What lay
-        # there before is gone: its versions, too, are 0.
+        # All of its pages are touched now, so that missing memory is an error before training begins. The earlier
+        # content is overwritten: its versions, too, are 0.
         what = f"a variable of shape {place.shape} and dtype {place.dtype}"
         self._memory.reserve(place.header, end_of(place) - place.header, what)
         variable = heap_variable(self._station.window.memory, place, name)

@@ -183,7 +183,7 @@ class Ahead:
             self._drop(number)
 
     def note_shards(self, numbers: Sequence[int]) -> None:
-        """Local. Take note of a variable of several shards."""
+        """Local. Note a variable of several shards."""
         self._shards.update(dict.fromkeys(numbers, numbers))
 
     def forget(self, kind: str, number: int) -> None:

@@ -130,7 +130,7 @@ class SentFunction:
             self._take(f"the default of {name!r}", value)
 
     def _take(self, name: str, value: Any, bind: Callable[[Any], None] | None = None) -> bool:
-        """Take note of a value; returns whether the name must stay bound to it."""
+        """Note a value; returns whether the name must stay bound to it."""
         if id(value) in self._seen:
             return False
         if isinstance(value, _PLAIN):
