@@ -127,7 +127,7 @@ class Recorder:
         self._open = [None] * (len(words) // PLACE_WORDS)
 
     def open(self, identity: int, members: Sequence[Hashable], rank: int) -> Calls:
-        """Local. The calls on a new communicator. Its place is used again when the object is gone.
+        """Local. The calls on a new communicator. Its place is reused when the object is deleted.
 
         Args:
             identity: The identity of the communicator, the same on all its ranks; positive.
