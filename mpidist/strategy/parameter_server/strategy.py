@@ -344,7 +344,7 @@ class ParameterServerStrategy(Strategy):
                 window.close()
             return
         # What was sent continues while this process is in the window. The window ends with the process: others wait for
-        # that, and would take a word of farewell for a life that continues.
+        # that, and would take a farewell message for a sign of life.
         window.poll(_LAST_SECONDS)
 
     def _end(self, *, is_collective: bool) -> None:
