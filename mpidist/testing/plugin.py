@@ -273,7 +273,7 @@ def _has_debugger(config: pytest.Config) -> bool:
 class RunOfRanks:
     """Turns the pytest runs of the ranks into one run.
 
-    pytest calls the hooks below on every rank in the same order, and most of them meet the other ranks. A hook that ran
+    pytest calls the hooks below on every rank in the same order, and most synchronize the ranks. A hook that ran
     on some ranks only would leave these waiting.
 
     Args:
