@@ -92,7 +92,7 @@ class ArrayLike(NDArrayOperatorsMixin, ABC):
         return format(self.value()[()], spec) if spec else str(self)
 
     def __reduce__(self) -> NoReturn:
-        # A copy would share this variable's memory, which another variable takes once this one is gone.
+        # A copy would share this variable's memory, which another variable may take once this one is deleted.
         raise TypeError(
             f"variable {self.name!r} cannot be copied or pickled: `mpidist.Variable(v)` in the strategy's scope makes "
             "another one with its value, `v.numpy()` gives the value"

@@ -86,7 +86,7 @@ class ServedHome(Home, Protocol):
             array: The array of the variable's shape and dtype.
 
         Raises:
-            OverflowError: A sum of integers does not fit, on the coordinator. Of a closure the server says so later.
+            OverflowError: A sum of integers does not fit, on the coordinator. In closures the server reports it.
         """
         ...
 

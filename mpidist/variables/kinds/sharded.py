@@ -180,7 +180,7 @@ class ShardedVariable(BaseVariable):
             one.load(_shifted(read, rows.start * width))
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The shards of the elements [start, stop), by number, with what of them is meant."""
+        """The shards of the elements [start, stop), by number, with the range in each."""
         width = self._width
         for number, rows in enumerate(self.rows):
             low, high = max(start, rows.start * width), min(stop, rows.stop * width)

@@ -68,7 +68,7 @@ class ArenaMemory(Home, ABC):
     `Arena` adds what variables and steps are made by.
 
     Args:
-        replicas: The strategy's ranks, and the ways they communicate. The memory is that of all of them.
+        replicas: The strategy's ranks and their collectives. The memory is that of all of them.
         shared: True demands node memory (an error where there is none), False refuses it, None takes it where
             /dev/shm is large enough. One rank alone has private memory. An explicit `implementation`,
             `cross_device_ops` or `compression` makes memory private, too: then a collective sums the gradients, and
