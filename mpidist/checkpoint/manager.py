@@ -306,7 +306,7 @@ class CheckpointManager(FixedAttributes):
             )
 
     def _present(self, state: DirectoryState) -> DirectoryState:
-        """The part of a state file that is there: checkpoints of managers of this name, and the latest of all."""
+        """The part of a state file whose files exist: checkpoints of managers of this name, and the latest of all."""
         own = self._numbers_of(entry.name for entry in state.entries)
         present = tuple(entry for entry in state.entries if entry.name in own and self._has(entry.name))
         latest = state.latest if state.latest is not None and self._has(state.latest) else None

@@ -262,7 +262,7 @@ def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: Direct
 
     The content is on the disk already, `complete` syncs the mark, and only then does the rename put the file in the
     place of an older one. The directory is synced next: without that, a crash may undo the rename, and a state file
-    written by `after` would name a file that is not there.
+    written by `after` would name a missing file.
     """
     if work.announce is not None:
         work.announce()

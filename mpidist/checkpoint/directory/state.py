@@ -235,7 +235,7 @@ def candidates(directory: str, state: DirectoryState | None) -> list[str]:
     """Local. List the checkpoints of a directory: the latest first, then the state file's, then others by their age.
 
     Returns:
-        Names of files that are there.
+        Names of existing files.
     """
     named = [] if state is None else [state.latest, *(entry.name for entry in reversed(state.entries))]
     others = glob.glob(os.path.join(glob.escape(directory), f"*{SUFFIX}"))
@@ -269,7 +269,7 @@ def require_file(path: str) -> None:
     """Local. Raise unless there is a file of that name.
 
     Raises:
-        FileNotFoundError: Names the checkpoints that are there instead.
+        FileNotFoundError: Names the existing checkpoints instead.
         IsADirectoryError: It is the name of a directory.
     """
     if os.path.isfile(path):

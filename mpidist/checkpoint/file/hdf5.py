@@ -272,7 +272,7 @@ def _own(
 
 
 def _dataset(file: h5py.File, path: str, checked: set[str]) -> h5py.Dataset:
-    """The dataset at `path`, with no link on the way that may lead out of the file.
+    """The dataset at `path`, without a link in between that may lead out of the file.
 
     HDF5 opens whatever an external link names, and would wait without end for a pipe.
     """

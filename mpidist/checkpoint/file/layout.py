@@ -293,7 +293,7 @@ def resolve(path: str, shared: Mapping[str, str]) -> str:
         shared: The value that `encode_index` takes.
 
     Returns:
-        The stored path; `path` itself where nothing on the way is shared.
+        The stored path; `path` itself where no part of it is shared.
     """
     way = ""
     for part in path.split("/"):

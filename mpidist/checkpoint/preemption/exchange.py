@@ -8,7 +8,7 @@ from mpidist.comm.calls.messages import BeginMax, LargestNumbers
 
 
 class Exchange:
-    """One search for the largest numbers of all ranks, which is under way during each step.
+    """One search for the largest numbers of all ranks, which is pending during each step.
 
     Args:
         begin: Begins one.

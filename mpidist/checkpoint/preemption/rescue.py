@@ -1,7 +1,7 @@
 """Rescue: an exception that comes on a rank after a notice of the job's end does not lose the last checkpoint.
 
 The notice itself may be the cause: what reaches a rank reaches its children too, and a loader raises whose workers have
-died. The other ranks are in the next step then, or on their way, and wait in a call that the failed rank never makes.
+died. The others are then in the next step, or about to begin it, and wait in a call that the failed one never makes.
 It calls them out of it, before they have changed anything; all go back to the end of the last step that was complete
 on all of them, and save that.
 """
@@ -140,12 +140,12 @@ class Handler(Protocol):
 
 
 class Rescue:
-    """Local. The way from an exception to the last checkpoint, for one handler.
+    """Local. Saves the last checkpoint after an exception, for one handler.
 
     Args:
         checkpoint: What is saved.
         group: The ranks that save together.
-        sibling: The same ranks, on a communicator on which nothing is under way.
+        sibling: The same ranks, on a communicator without pending messages.
         notice: The notice of this rank.
         exchange: The exchange of notices.
         handler: The handler of these steps.
@@ -254,7 +254,7 @@ class Rescue:
 
         Args:
             error: What has ended the step here.
-            waits: Whether the notice may still be on its way: the error has left the program, which would end.
+            waits: Whether the notice may still arrive: the error has left the program, which would end.
 
         Returns:
             False where no notice says that the job is about to end, and no rank calls out the others.

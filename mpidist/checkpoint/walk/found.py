@@ -61,7 +61,7 @@ class Found:
         leaves: Variables and arrays by path, in the order in which they are saved.
         states: Objects with `state` by path.
         shared: The further paths of objects with several paths, each with the first one.
-        modules: The modules, and checkpoints, on the way.
+        modules: The modules and checkpoints that the walk has passed.
         lost: Values that the program may change and that would not be saved, by path.
         caches: Paths of arrays that are not saved either, since they are in attributes of modules that begin with `_`.
         numbers: What objects have as plain numbers, by path; the numbers of a list, dictionary or set together.
@@ -144,7 +144,7 @@ class Found:
 
     @cached_property
     def _aliases(self) -> dict[str, list[str]]:
-        """The other way round: the further paths by the first one. To be asked for when the walk is at its end."""
+        """The inverse: the further paths by the first one. Call it after the walk has ended."""
         aliases: dict[str, list[str]] = {}
         for alias, first in self.shared.items():
             aliases.setdefault(first, []).append(alias)

@@ -118,7 +118,7 @@ def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple
 
 
 def new_paths(found: Found, file: SavedFile, done: set[str], number: int) -> list[str]:
-    """Local. List the objects that are there now, are not in `done`, and for which the file holds values.
+    """Local. List the objects that exist now, are not in `done`, and for which the file holds values.
 
     Variables that a later restore than `number` has set are not among them.
     """
