@@ -57,7 +57,7 @@ class RankGpus(NamedTuple):
 
 
 def look_at_gpus(communicator: Communicator) -> list[Finding]:
-    """Collective. Look at the GPUs of all ranks, and at MPI's way with them; nothing is found where there are none.
+    """Collective. Look at the GPUs of all ranks, and at MPI's support of them; without GPUs there is no finding.
 
     Args:
         communicator: All ranks.

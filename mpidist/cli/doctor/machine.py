@@ -65,7 +65,7 @@ def find_obstacle() -> Finding | None:
     place = launch.read()
     if place is not None and place.launcher == "Open MPI mpirun":
         return _foreign_library()
-    # MPICH ends a rank by a bus error. Open MPI finds another way.
+    # MPICH ends a rank by a bus error. Open MPI uses another method.
     if place is None or "pmix" in place.launcher:
         return None
     return next((one for one in _shared_memory() if one.state == "wrong"), None)

@@ -124,6 +124,6 @@ def _cupy() -> Iterator[Finding]:
         yield Finding("CUDA", "wrong", f"CuPy cannot be used: {error}", _MEND["CUDA"])
         return
     for subject, (is_right, text) in told.items():
-        # Without NCCL arrays go another way.
+        # Without NCCL another backend is used.
         state = "ok" if is_right else "note" if subject in ("NCCL", "GPU UUIDs") else "wrong"
         yield Finding(subject, state, text, "" if is_right else _MEND.get(subject, ""))

@@ -50,7 +50,7 @@ class Sums:
     is_wrong: bool = False
 
     def median(self, way: int) -> float:
-        """Local. The median of a way's seconds."""
+        """Local. The median of the seconds of one algorithm."""
         return statistics.median(look[way] for look in self.looks)
 
     def is_slower(self) -> bool:
@@ -117,7 +117,7 @@ class _Table:
         Returns:
             The times, and the sizes that were left out, each with the reason; the same on all ranks.
         """
-        # Of all ranks of a node, each with its array and its part of what the ways need themselves.
+        # Of all ranks of a node, each with its array and its part of the algorithms' own memory.
         room = min(self._communicator.all_gather_object(_free_memory())) // (8 * max(self._communicator.node_sizes))
         measured: list[Sums] = []
         left_out: dict[int, str] = {}
@@ -144,13 +144,13 @@ class _Table:
         return self._communicator.broadcast_object(time.monotonic() + seconds <= end)
 
     def _measure(self, sums: Sums, until: float) -> float:
-        """The seconds of a call in both ways."""
+        """The seconds of a call with both algorithms."""
         communicator = self._communicator
         values = together(
             communicator, "making the arrays that are summed", lambda: np.zeros(sums.size // 4, np.float32)
         )
         for way in self._ways:
-            # The first call of a way takes longer. Small integers: their sums are exact, in any order.
+            # The first call of an algorithm takes longer. Small integers: their sums are exact, in any order.
             values.fill(1 + communicator.rank % 7)
             way(values)
             expected = sum(1 + rank % 7 for rank in range(communicator.size))
@@ -170,7 +170,7 @@ class _Table:
         return once
 
     def _look(self, values: Any, calls: int) -> list[float]:
-        """The seconds of a call in each way, of the slowest rank."""
+        """The seconds of a call with each algorithm, on the slowest rank."""
         taken = []
         for way in self._ways:
             self._communicator.barrier()
