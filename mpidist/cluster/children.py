@@ -2,7 +2,7 @@
 
 Launchers send a signal to all processes of a rank's group (Hydra and PRRTE by `killpg`), which would end the children,
 and with them the step that a notice leaves time for. So such a child gets a group of its own, and ignores the signals.
-What its rank would have shared with it comes in another way: it ends with the rank, and is interrupted with it.
+It gets in another way what its rank would have shared with it: it ends with the rank, and is interrupted with it.
 """
 
 from __future__ import annotations
