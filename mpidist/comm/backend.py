@@ -1,4 +1,4 @@
-"""The backend: one way to move and combine flat arrays. The front checks and converts before it calls a backend.
+"""The backend: an algorithm to move and combine flat arrays. The front checks and converts before it calls a backend.
 
 A new backend is one module in `comm/backends/` with a class that keeps this Protocol, a member of
 `CommunicationImplementation`, and one row in `comm/choice/table.py`; the contract tests then run over it.

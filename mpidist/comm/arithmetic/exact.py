@@ -62,7 +62,7 @@ def wide_dtype(dtype: np.dtype[Any], op: ReduceOp, count: int) -> np.dtype[Any]:
     """
     is_small = dtype.itemsize < np.dtype(np.int32).itemsize
     if op is _PROD:
-        # A product that fits is exact in it, and so is each product on the way: none is larger, but beside a zero.
+        # A product that fits is exact in it, and so is each intermediate product: none is larger, but beside a zero.
         return np.dtype(np.float32 if is_small else np.float64)
     return np.dtype(np.int32 if is_small and count < _MOST_IN_32_BITS else np.int64)
 

@@ -76,7 +76,7 @@ class DirectCopies:
         is_reached = self._peers.show(source, target, byte_count)
         if len(self._communicator.node_sizes) == 1:
             return is_reached
-        # All nodes must take the same way: across nodes, pieces of one size must meet.
+        # All nodes must use the same algorithm: across nodes, pieces of one size must meet.
         return not self._communicator.all_reduce_max(int(not is_reached))
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:

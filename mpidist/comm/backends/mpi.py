@@ -139,7 +139,7 @@ class MpiBackend(Backend):
     ) -> None:
         """Collective. See `Backend.all_to_all`."""
         self._show_call()
-        # All ranks must take the same way, and a rank with few bytes may have a partner with many.
+        # All ranks must use the same algorithm, and a rank with few bytes may have a partner with many.
         if self.communicator.all_reduce_max(max(sent.size, got.size)) < 2**31:
             self._mpi.Alltoallv([sent, sent_counts, None, MPI.BYTE], [got, got_counts, None, MPI.BYTE])
             return

@@ -143,7 +143,7 @@ class NodeBackend(Backend):
     def open_small(
         self, op: ReduceOp, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> Callable[[AnyArray], AnyArray] | None:
-        """Local. See `Backend.open_small`; the way of `_combine_at_once`, to which it is equal bit by bit."""
+        """Local. See `Backend.open_small`; as `_combine_at_once`, with the same bits."""
         byte_count = math.prod(shape) * dtype.itemsize
         if byte_count > min(self._at_once_bytes, _SMALL_BYTES) or not self._is_in_order or is_half(dtype):
             return None
@@ -204,7 +204,7 @@ class NodeBackend(Backend):
         """Combine whole arrays: each rank shows its array and combines all ranks' itself, in their order.
 
         This takes one barrier, slices take two. All ranks get the same bits, since they combine in the same order.
-        Views and the way to call NumPy are kept for the next call: making them takes longer than the barrier.
+        Views and NumPy's function are kept for the next call: making them takes longer than the barrier.
         """
         key = source.dtype, source.size
         kept = self._kept.get(key)

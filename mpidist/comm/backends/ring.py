@@ -2,7 +2,7 @@
 
 An all-reduce is a reduce-scatter and an all-gather around the ring. Each of n ranks sends 2(n - 1)/n of its array
 (P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009). While a piece is
-added, the next ones are on their way.
+added, the next ones are being sent.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def _on_devices() -> Any:
 def _sizes_described(sizes: Sizes, *, shares: bool) -> str:
     begins, large = (sizes.node_from, "NODE") if shares else (sizes.ring_from, "RING")
     why = sizes.reason + ("" if shares else "; no two ranks share memory")
-    # Where another way takes all that is larger than a chunk, there are none.
+    # Where another backend takes all arrays larger than a chunk, there are none.
     mpi = "MPI" if begins <= sizes.chunk_bytes else f"MPI in chunks of {sizes.chunk_bytes} bytes"
     if begins >= NEVER:
         return f"{mpi}, {why}"

@@ -21,7 +21,7 @@ class Opening:
     Attributes:
         communicator: The ranks.
         options: The options of the communication.
-        sizes: The sizes from which one way is faster than another.
+        sizes: The sizes from which one algorithm is faster than another.
         open_host: Opens the backend of AUTO, to be put inside of another one.
     """
 

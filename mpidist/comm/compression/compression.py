@@ -24,7 +24,7 @@ ERROR = "error"
 
 
 class Compression(Protocol):
-    """A way to sum gradients approximately. Every rank makes the same calls and gets the same bits."""
+    """An approximate sum of gradients. Every rank makes the same calls and gets the same bits."""
 
     def compresses(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
         """Local. Whether compression pays for gradients of this shape and dtype. Others are all-reduced as they are."""

@@ -55,7 +55,7 @@ class Arrival:
 
         Raises:
             CollectiveTimeoutError: A rank did not come in time, in this call or an earlier one. Every rank that waited
-                raises it, and so does the late rank when it comes. Messages may still be on their way, so the ranks
+                raises it, and so does the late rank when it comes. Messages may still be pending, so the ranks
                 cannot continue together and should end.
             MismatchError: The ranks make different calls.
             DeadRankError: A rank has died.

@@ -36,7 +36,7 @@ from mpidist.options import CommunicationOptions, ReduceOp
 # Up to this size copying the array and reducing the copy in place is faster than reducing into a new array: MPI has one
 # argument less to examine.
 _COPIED_BYTES = 1 << 14
-# The number of small calls for which the backend's way is kept.
+# The number of small calls whose backend functions are kept.
 _KEPT = 256
 # The characters of float32 and 64 and of the integers, which every backend combines as they are.
 _COMBINED_AS_THEY_ARE = "fdlqiILQbBhH"
@@ -144,7 +144,7 @@ class CollectiveFront(Resource):
         return self._integers if self._integers is not None and is_checked(dtype, op) else self.backend
 
     def _find_small(self, array: AnyArray, op: ReduceOp) -> Callable[[AnyArray], AnyArray] | None:
-        """Local, or Collective as `Backend.open_small`. The backend's way for arrays like this one, if it has one."""
+        """Local, or Collective as `Backend.open_small`. The backend's function for such small arrays, if any."""
         key = self._order.key
         if key not in self._smalls:
             if len(self._smalls) == _KEPT:

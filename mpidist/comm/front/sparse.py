@@ -142,7 +142,7 @@ def gather_rows(
 
 
 def _reduce_union(collective: Collective, mine: IndexedRows, subject: str, described: object) -> IndexedRows:
-    """The rows of all ranks, each index once, with sums made in the way that moves fewer bytes."""
+    """The rows of all ranks, each index once, with sums made by the algorithm that moves fewer bytes."""
     indices, values = merge_rows(*mine)
     everyones = gather_rows(collective, [(indices, values[:, :0])], subject, described)[0][0]
     union = np.unique(everyones)

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-# Elements of the arrays: so many that no library sends them with its first message, by a way of its own.
+# Elements of the arrays: enough that no library sends them with its first message, by another protocol.
 _COUNT = 1 << 17
 
 

@@ -53,7 +53,7 @@ class _Piece:
 class _Rooms:
     """The rooms of a copier, in pairs for a piece and its result. Pieces take the pairs in turn.
 
-    Results may still be on their way out when the call returns. Their tickets are kept, and a room is filled again only
+    Results may still be copied out when the call returns. Their tickets are kept, and a room is filled again only
     after its result has left.
     """
 

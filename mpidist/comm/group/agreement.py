@@ -162,7 +162,7 @@ def same_on_all(communicator: Communicator, subject: str, value: T, hint: str) -
         communicator: The ranks that have to agree.
         subject: A name for the value, used in the error: "shape and dtype of variable 'w'".
         value: Picklable, comparable by `==`, readable when printed.
-        hint: The way out, the last sentence of the error.
+        hint: The advice, the last sentence of the error.
 
     Raises:
         MismatchError: The values differ. The text lists the ranks by value.

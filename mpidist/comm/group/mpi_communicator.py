@@ -46,7 +46,7 @@ class _Introduction(NamedTuple):
         process: Its process.
         identity: The identity of the communicator, if the first rank says it.
         offered: What it has dropped; see `mpidist.comm.group.resource`.
-        page: The way to its page.
+        page: The address of its page.
         job_directory: For files of the ranks, if the first rank names one.
         cores: The cores of its process.
         leader: The first rank of its node.
@@ -206,7 +206,7 @@ class MpiCommunicator(Communicator):
         def begin(given: list[int]) -> LargestNumbers:
             numbers[:] = array("q", given)
             request = mpi.Iallreduce(MPI.IN_PLACE, [numbers, len(given), MPI.INT64_T], MPI.MAX)
-            # mpi4py's request does not keep its buffer. Others may have a search of their own under way.
+            # mpi4py's request does not keep its buffer. Others may have a reduction of their own pending.
             requests[id(request)] = request, numbers
 
             def wait(look: Callable[[], None] | None = None) -> list[int]:

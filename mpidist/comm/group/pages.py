@@ -28,7 +28,7 @@ class _Own(NamedTuple):
     Attributes:
         page: The page.
         descriptor: The descriptor of its file, open as long as the process lives: the others open the file through it.
-        shown: The way to the file.
+        shown: The address of the file for other processes.
         process: The owner of the page: a forked child inherits this object.
     """
 
@@ -56,7 +56,7 @@ def _own(process: int) -> _Own | None:
 
 
 def show() -> Shown | None:
-    """Local. The way to this process's page, for the other ranks; None if it has none."""
+    """Local. The address of this process's page for the other ranks; None if it has none."""
     own = _own(os.getpid())
     return None if own is None else own.shown
 

@@ -40,7 +40,7 @@ def require_directory() -> None:
 
 
 class Shown(NamedTuple):
-    """The way to a file, for other processes.
+    """The address of a file for other processes.
 
     Attributes:
         name: The name of the file in its folder; empty if it has none.
@@ -58,7 +58,7 @@ class SharedFile:
 
     Args:
         folder: Its directory; None for memory without one (`man 2 memfd_create`).
-        has_name: Whether it has to have a name; it has one where there is no other way.
+        has_name: Whether it has to have a name; it has one if no other address is possible.
 
     Attributes:
         descriptor: The descriptor of the open file.

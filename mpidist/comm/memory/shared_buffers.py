@@ -76,7 +76,7 @@ class _Buffer:
 def address_of(array: AnyArray) -> int:
     """Local. The address at which the array begins."""
     try:
-        # Takes a quarter of the time of the other way, but fails for arrays that are read-only, empty or of a dtype of
+        # Takes a quarter of the other's time, but fails for arrays that are read-only, empty or of a dtype of
         # ml_dtypes.
         return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The beginning of comparing calls: the ranks of a communicator get a page on each node, or a way to send."""
+"""The beginning of comparing calls: the ranks of a communicator get a page on each node, or a channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way that a window takes: one-sided calls of MPI, or sockets."""
+"""The transport of a window: one-sided calls of MPI, or sockets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OVERRIDE = "MPIDIST_WINDOW"
 
 
 class _Row(NamedTuple):
-    """A row of the table of ways; the first one that fits counts.
+    """A row of the table of transports; the first one that fits counts.
 
     Attributes:
         fits: Whether it fits a library, a number of hosts, and a number of nodes, as MPI counts them.
-        way: The way to take.
+        way: The transport to use.
         why: The reason, for the log.
     """
 
@@ -48,7 +48,7 @@ _ROWS = (
 
 
 def asked_for(options: WindowOptions, *, admits_later: bool = False) -> WindowWay:
-    """Local. The way that the environment asks for, or otherwise the options.
+    """Local. The transport that the environment requests, or otherwise the options.
 
     Args:
         options: The options of the window.
@@ -71,7 +71,7 @@ def asked_for(options: WindowOptions, *, admits_later: bool = False) -> WindowWa
 
 
 def choose(wanted: WindowWay, communicator: Communicator) -> tuple[WindowWay, str]:
-    """Local. The way to take over the ranks of a communicator, and the reason."""
+    """Local. The transport between the ranks of a communicator, and the reason."""
     if wanted is not WindowWay.AUTO:
         return wanted, "asked for"
     library, hosts, nodes = loaded_library(), host_count(communicator), len(communicator.node_sizes)

@@ -347,9 +347,9 @@ def open_window(
         The window; the caller closes it.
 
     Raises:
-        ValueError: `heap_bytes` is negative, or the environment names no way, or not sockets where others may join; on
+        ValueError: `heap_bytes` is negative, or the environment names no transport, or MPI where others may join; on
             every rank.
-        MismatchError: The ways differ between ranks.
+        MismatchError: The transports differ between ranks.
         OSError: A host's shared memory has no room for the heaps of its ranks, or no port is
             free; on every rank.
     """

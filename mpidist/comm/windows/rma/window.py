@@ -361,7 +361,7 @@ class RmaWindow(Window):
             self._lifelines.close()
 
     def _leave(self) -> bool:
-        """Collective. Wait until all ranks close the window, and nothing is on its way; False after a death."""
+        """Collective. Wait until all ranks close the window, and no message is pending; False after a death."""
         barrier: MPI.Request | None = None
         while barrier is None or not barrier.Test():
             self._receive()

@@ -1,4 +1,4 @@
-"""Addresses: where ranks wait for connections, and the way from one rank to another."""
+"""Addresses: where ranks listen for connections, and the route from one rank to another."""
 
 from __future__ import annotations
 
