@@ -304,7 +304,7 @@ class ClusterCoordinator(FixedAttributes):
         self._membership.look(has_read_all=has_read_all)
 
     def _act(self) -> bool:
-        """Take a message that is there, or run a function where this process is the worker; whether there was one."""
+        """Take a waiting message, or run a function where this process is the worker; whether there was one."""
         # An interrupt comes between two messages: half of one would leave the queue in no state of its own.
         with self._station.whole:
             return self._station.step() or (self._chief.is_one_process and self.strategy.work_here())

@@ -26,7 +26,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Naming(NamedTuple):
-    """The way by which objects are named.
+    """The naming of objects.
 
     Attributes:
         handle_of: Gives the handle of an object; None: it is sent by its content. It raises TypeError for what must not
@@ -106,7 +106,7 @@ class SentFunctions:
     """The functions that were sent, by their identities.
 
     Args:
-        naming: The way by which objects are named.
+        naming: The naming of objects.
     """
 
     def __init__(self, naming: Naming) -> None:

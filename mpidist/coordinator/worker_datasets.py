@@ -19,7 +19,7 @@ from mpidist.parameter_server.worker.dataset_iterator import OwnIterator, PassPa
 
 
 class Making(Protocol):
-    """The coordinator's way to values of workers."""
+    """The coordinator's access to values of workers."""
 
     def __call__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
