@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: copied through pinned memory on a CUDA stream of their own.
+"""Batches that are sent to a GPU: copied through pinned memory on a CUDA stream of their own.
 
 A thread reads batches into rooms; a room is pinned memory for one batch. When the program takes a batch, the copy of
 the next batch begins, so that it runs while the GPU computes the program's next step. Four things must not happen:
@@ -52,7 +52,7 @@ class _Staged:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch on the GPU, or on its way there."""
+    """A batch on the GPU, or being copied there."""
 
     batch: Any
     copy: Ticket

@@ -94,7 +94,7 @@ def join(blocks: list[Items]) -> Items:
 
 
 def drop_items(blocks: Iterator[Items], count: int) -> Iterator[Items]:
-    """Local. The blocks without their first `count` items: the way to seek where nothing is known beforehand."""
+    """Local. The blocks without their first `count` items: to seek where nothing is known beforehand."""
     for block in blocks:
         if count < len(block):
             yield block[count:] if count else block

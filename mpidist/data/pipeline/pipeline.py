@@ -172,7 +172,7 @@ class Pipeline:
         whole = self.grouping.sizes[0] if self.grouping is not None else 0
         usual = even_slice(whole, readers, reader)
         if usual.start == usual.stop:
-            # This reader's piece of a full batch is empty; -1 sends every batch down the general way.
+            # This reader's piece of a full batch is empty; with -1 every batch takes the general branch.
             whole = -1
         rows = self.read_rows if self.functions or self.padding is not None else self.source.rows
         return read_piece

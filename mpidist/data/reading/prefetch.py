@@ -67,7 +67,7 @@ class Prefetcher(Iterator[T]):
 
 
 class _Channel(Generic[T]):
-    """Elements on their way from one thread to another."""
+    """Elements that one thread passes to another."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth

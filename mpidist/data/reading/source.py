@@ -248,7 +248,7 @@ def _read_row(leaf: Any, item: Any) -> Any:
 
 
 def _opened(leaf: Any) -> Any:
-    """An array that can be read: what h5py says of a closed file names no file, and no way out."""
+    """An array that can be read: h5py's error for a closed file has no name of the file, and no advice."""
     if not getattr(getattr(leaf, "id", None), "valid", True):
         raise ValueError(
             "the HDF5 file of a dataset was closed before its rows were read. Keep it open, or let the library open "
