@@ -23,7 +23,7 @@ class F1Measure:
     """The weights of true positives, false positives and false negatives of each class, or of all together.
 
     Attributes:
-        average: The way to one number: of the sums over classes, or of the scores, or of these by the weights of the
+        average: The average over classes: of their sums, of their scores, or of their scores weighted by the
             positives. None: one number for each class.
         threshold: Predictions above it are positive; None: those that are the highest of their example.
         num_classes: Number of classes; None under "micro", which needs none.
