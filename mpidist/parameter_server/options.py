@@ -1,4 +1,4 @@
-"""Options of parameter servers: their memory, the way to them, and how far the updates of workers may be apart."""
+"""Options of parameter servers: their memory, the transport, and the limits on the order of updates."""
 
 from __future__ import annotations
 

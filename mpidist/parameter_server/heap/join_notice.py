@@ -38,5 +38,5 @@ def take_joined(station: Station, slots: Slots, arrive: Callable[[int], None] | 
             if arrive is not None:
                 arrive(rank)
 
-    # Not by way of the queue, which keeps messages back in a pause: what comes next from this rank names its slots.
+    # Not by the queue, which delays messages in a pause: the next message of this rank names its slots.
     station.route([(Call, _NAME)], take)

@@ -1,4 +1,4 @@
-"""The memory of a server's heap: its pages come when they are first touched, as long as there are any.
+"""The memory of a server's heap: its pages are allocated when they are first touched, as long as there are any.
 
 Where a page of shared memory is missing, touching it ends a process by SIGBUS: not only the server, but any rank of its
 host that writes into a slot. A server therefore touches all pages itself before any use, by a system call that returns

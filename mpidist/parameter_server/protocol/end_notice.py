@@ -36,7 +36,7 @@ def take_end(station: Station, note: Callable[[EndNotice], None]) -> None:
 
     Args:
         station: The station of this process.
-        note: Called with it, as long as the method's object is there: a program may drop its strategy.
+        note: Called with it, unless the method's object is deleted: a program may drop its strategy.
     """
     reference = WeakMethod(note)
 

@@ -195,7 +195,7 @@ def dump_arguments(arguments: object, handle_of: HandleOf) -> bytes:
 
 
 def dump_result(result: object) -> bytes:
-    """Local. The result of a function, on its way to the coordinator.
+    """Local. The result of a function, as it is sent to the coordinator.
 
     Raises:
         TypeError: It cannot be sent.

@@ -97,7 +97,7 @@ class Others:
         # When functions were seen first, and how many had ended then.
         self._first: tuple[float, int] | None = None
         self._counts = counts
-        # Not by way of the queue, which keeps messages back in a pause: a signal counts at once.
+        # Not by the queue, which delays messages in a pause: a signal counts at once.
         station.route([(Call, _LISTENS), (Call, _CAME)], self.take)
 
     def take(self, sender: int, message: Message) -> None:

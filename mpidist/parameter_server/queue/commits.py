@@ -181,7 +181,7 @@ class Commits:
     def write(self, slot: int, servers: Iterable[int]) -> list[Send]:
         """Local. Commit what the coordinator has put into its slot on these servers; no other rank is involved.
 
-        A closure that is decided later is applied later. The write can be read when `unwritten` of its servers is False.
+        A closure that is decided later is applied later. The write can be read when `unwritten` is False.
 
         Args:
             slot: From `free_slot`; the data is there already.

@@ -29,7 +29,7 @@ class _Place:
 class Positions:
     """The positions of workers in the iterators over their own data.
 
-    A position is of the closures that are decided, not of those under way. A worker's closures are decided in the
+    A position counts the closures that are decided, not those that run. A worker's closures are decided in the
     order in which it has finished them, so that all elements before its position count, and none after it. Elements
     that a failed function has read are passed over. A lost worker stays where it was.
     """

@@ -41,7 +41,7 @@ class Resources:
         return self._number, [send for worker in self.workers.values() for send in self._build(worker, self._number)]
 
     def build_again(self, number: int, work: Work) -> list[Send]:
-        """Local. Let every worker make a resource again. No closure that uses it is under way.
+        """Local. Let every worker make a resource again. No closure that uses it runs.
 
         Args:
             number: The number of the resource.

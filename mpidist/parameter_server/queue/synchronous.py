@@ -7,7 +7,7 @@ What a function changes otherwise, such as a metric, counts in any case. So the 
 one that its worker has read. A pure state machine.
 
 A round waits for m updates, or for one of each worker where fewer are not lost. When the program waits, and all that
-has begun is in the round, and nothing else can begin, the round counts with those that are there.
+has begun is in the round, and nothing else can begin, the round counts with the present ones.
 """
 
 from __future__ import annotations

@@ -83,10 +83,10 @@ class Waiting:
 
 @dataclass
 class Awaiting:
-    """Closures that cannot begin yet, and the results for them that are there.
+    """Closures that cannot begin yet, and the present results for them.
 
     Attributes:
-        inputs: By closure that waits, the closures whose results it takes, with those that are there.
+        inputs: By closure that waits, the closures whose results it takes, with the present ones.
         takers: By closure that has not ended, those that take its result.
     """
 

@@ -122,7 +122,7 @@ class Rules(NamedTuple):
     """The user's wishes for a closure.
 
     Attributes:
-        worker: The only worker that may run it, as long as it lives; None is any.
+        worker: The only worker that may run it, while it is alive; None is any.
         priority: Higher ones run first; equal ones in the order of `schedule`.
         retries: How often the function may raise and is run again.
         on_error: "cancel" stores the error, so that the next `schedule` or `join` raises it; with "keep" only the

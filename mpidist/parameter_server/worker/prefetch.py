@@ -56,7 +56,7 @@ class _Pulls:
         return next(iter(self._left.values()), None)
 
     def pull(self, place: ServedPlace) -> None:
-        """Local. Pull a piece of a variable that is not there."""
+        """Local. Pull a piece of a missing variable."""
         number = place.number
         if number not in self._begun:
             self._begun[number] = self._begin(place)
@@ -70,7 +70,7 @@ class _Pulls:
                 del self._left[number], self._begun[number]
 
     def take(self, number: int) -> tuple[ServedPlace | None, Value | None]:
-        """Local. The variable if it is to be pulled and not there, and its value if it is there."""
+        """Local. The variable if it is to be pulled and missing, and its value if it is present."""
         return self._left.get(number), self._values.get(number)
 
     def settle(self) -> None:

@@ -131,7 +131,7 @@ class Reads:
         Args:
             place: The place of the variable.
             had: The numbers of the variables that the function has already; each is in one of these.
-            is_alone: Whether others come another way.
+            is_alone: Whether others are fetched in another way.
         """
         others = [] if is_alone else self._others(place, had)
         found = self._together([place, *others]) if others else {}
