@@ -40,7 +40,7 @@ _NEEDS_CROSS_REPLICA = (
 
 
 class Strategy(Resource, FixedAttributes):
-    """Collective. A way to distribute a program. Every rank runs the same program, and each rank is one replica.
+    """Collective. A distribution strategy. Every rank runs the same program, and each rank is one replica.
 
     `close()`, or the end of `with ...Strategy() as strategy:`, releases its communicators and memory; the values of
     variables can still be read. A program that makes one strategy needs neither.
@@ -212,7 +212,7 @@ class Strategy(Resource, FixedAttributes):
             TypeError: An operation of another type, or a dtype that cannot be combined so.
             OverflowError: A sum or product of integers does not fit their dtype; on every rank.
             MismatchError: Shapes or dtypes differ between ranks.
-            RuntimeError: Inside `run`, where `get_replica_context().all_reduce` is the way.
+            RuntimeError: The call is inside `run`; use `get_replica_context().all_reduce` there.
         """
         op = _REDUCE_OPS.get(reduce_op) if type(reduce_op) is str else reduce_op
         if type(op) is not ReduceOp:
@@ -290,7 +290,7 @@ class Strategy(Resource, FixedAttributes):
             MismatchError: Other dimensions or dtypes differ.
             ValueError: A scalar, or an axis out of range.
             NotImplementedError: IndexedSlices.
-            RuntimeError: Inside `run`, where `get_replica_context().all_gather` is the way.
+            RuntimeError: The call is inside `run`; use `get_replica_context().all_gather` there.
         """
         entry = context.innermost()
         if entry is not None and entry.replica_context is not None:

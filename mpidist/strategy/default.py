@@ -171,7 +171,7 @@ class DefaultStrategy(Strategy):
         return self._replica_context
 
     def close(self) -> None:
-        """Local. Nothing: the default strategy holds nothing, and is there as long as the program."""
+        """Local. Do nothing: the default strategy holds nothing, and exists as long as the program."""
 
     def drop(self) -> None:
         """Local. Nothing, as `close`."""

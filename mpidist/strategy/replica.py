@@ -70,7 +70,7 @@ class Owner(Protocol):
 
     Attributes:
         communicator: The replicas.
-        replicas: The ranks of the strategy, and the ways they communicate.
+        replicas: The ranks of the strategy, and their collectives.
         device: The device that the program has named for this rank; None where it names none.
         namespace: The module of the arrays with which a replica computes.
     """

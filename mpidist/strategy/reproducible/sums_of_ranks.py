@@ -17,7 +17,7 @@ def sum_rows(
 ) -> None:
     """Collective. Add up the rows of all ranks, one for each of their nodes, into `total`.
 
-    There are four ways. All of them make the additions of the same tree, and so give the same bits; they differ in the
+    There are four algorithms. All make the additions of the same tree, and so give the same bits; they differ in the
     number of messages and bytes.
 
     Args:
