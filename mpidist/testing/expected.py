@@ -72,12 +72,12 @@ def integers_at_the_limit(
     extreme = limits.max if largest or (op is ReduceOp.PROD and not is_signed) else limits.min
     others = [int(op is ReduceOp.PROD)] * (size - 1)
     if op is ReduceOp.SUM and largest and is_signed:
-        # On its way the sum leaves the dtype, or would with the ranks in another order.
+        # A partial sum does not fit the dtype, or would not with the ranks in another order.
         others = [1] * (size - 2) + [2 - size]
     for one, last in zip(made, [extreme, *others], strict=True):
         one[-1] = last
     function = np.add if op is ReduceOp.SUM else np.multiply
-    # It wraps on its way, and back.
+    # Partial sums wrap, and the last one wraps back.
     return made, np.asarray(function.reduce(np.stack(made), axis=0, dtype=dtype.newbyteorder("=")))
 
 
