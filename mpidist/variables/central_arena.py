@@ -30,7 +30,7 @@ class CentralArena(Arena):
     """Collective. The home of `CentralStorageStrategy`'s variables, in host memory or on the one GPU of a single rank.
 
     Args:
-        replicas: The strategy's ranks, and the ways they communicate.
+        replicas: The strategy's ranks, and their collectives.
         shared: See `Arena`.
         on_gpu: Variables and state are on this rank's GPU.
         copies: The copies of variables in host memory, where this rank computes on a GPU; otherwise None.

@@ -1,4 +1,4 @@
-"""The replicas: the ranks of one strategy, told apart by what they do together, and the ways they communicate."""
+"""The replicas: the ranks of one strategy, in groups by what they do together, and their collectives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Replicas(Resource):
         options: The options of the strategy's communication.
         everyone: All ranks of the strategy, of which this rank's replicas are some. Default: the replicas.
         pipelines: The ranks that have an input pipeline each. Default: the replicas.
-        cross_device_ops: The user's way to combine arrays, see `chosen_collective.take_collective`; None lets the
+        cross_device_ops: The user's reduction of arrays, see `chosen_collective.take_collective`; None lets the
             options choose.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The arena's plan of an optimizer: its state, and the ways of its updates, in as few passes as the options allow.
+"""The arena's plan of an optimizer: its state, and its updates, in as few passes as the options allow.
 
 `open_update` chooses the way once, when the plan is made:
 

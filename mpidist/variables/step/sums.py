@@ -27,7 +27,7 @@ Chunk = tuple[AnyArray, list[Block]]
 
 
 def unwatched() -> np.errstate:
-    """Local. A context of sums over nodes: one node alone may detect that a sum overflows, and must not act on it alone.
+    """Local. A context of sums over nodes: one node alone may detect an overflow, and must not act on it.
 
     The sum is then infinite on all of them, and the updates show that in the variables.
     """
