@@ -135,7 +135,7 @@ class FixedAttributes:
         )
 
     def _way_out(self, name: str) -> str:
-        """Local. The way out, for the error of an assignment that is refused."""
+        """Local. The advice in the error of an assignment that is refused."""
         near = get_close_matches(name, self._assignable, 1)
         if near:
             return f"did you mean {near[0]!r}?"

@@ -1,6 +1,6 @@
 """The errors that a caller may want to catch; everything else is a built-in exception.
 
-An error text says, in this order: what happened, what was expected, what was got, where, and the way out.
+An error text says, in this order: what happened, what was expected, what was got, where, and the advice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpidist.missing import no_attribute
 
-# The way out where something of CUDA is missing.
+# The advice where a part of CUDA is missing.
 PACKAGES = "pip install 'mpidist[cuda12]', or 'mpidist[cuda13]' for a driver of CUDA 13"
 
 

@@ -69,7 +69,7 @@ class CommunicationImplementation(enum.Enum):
 
 
 class WindowWay(enum.Enum):
-    """The way by which ranks reach each other's memory. `AUTO` chooses one, and logs the reason."""
+    """The transport to other ranks' memory. `AUTO` chooses one, and logs the reason."""
 
     AUTO = "AUTO"
     RMA = "RMA"

@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 
 def say_also_to(beside: Beside | None) -> None:
-    """Local. Write texts to another place, too, as long as stderr leads elsewhere; None: no longer.
+    """Local. Write texts to another place, too, as long as stderr is redirected; None ends this.
 
     A program that captures its stderr loses it where its job ends in the middle.
     """
