@@ -203,7 +203,7 @@ def move(array: AnyArray, xp: Any) -> AnyArray:
 def wait_for_device(array: object) -> None:
     """Local. Wait until all kernels on the current stream are done, so that the array has its values.
 
-    Call it before MPI gets a pointer to GPU memory: MPI knows nothing of streams, and would send what the memory holds
+    Call it before MPI gets a pointer to GPU memory: MPI ignores streams, and would send what the memory holds
     before the kernels have run.
     """
     if is_cupy(array):

@@ -92,7 +92,7 @@ def follow(
         interval: See `min_interval_secs`.
         limit: See `timeout`.
         timeout_fn: See `checkpoints_iterator`.
-        clock: Tells the seconds, and is never set.
+        clock: A monotonic clock in seconds.
         nap: Sleeps for this many seconds.
         restore: See `checkpoints_iterator`.
     """

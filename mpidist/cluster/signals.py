@@ -32,7 +32,7 @@ class Notice:
     """The knowledge of this rank of the job's end.
 
     Args:
-        clock: Tells the seconds, and is never set.
+        clock: A monotonic clock in seconds.
 
     Attributes:
         reason: A number of `checkpoint.termination`, `SIGNALLED` and more; 0 while there is no notice.
@@ -77,7 +77,7 @@ class _Signals:
         self._mask: set[Any] | None = None
         self._has_hooks = False
         self._error: Exception | None = None
-        # So many deaths there were at the last signal that told of one.
+        # The number of deaths at the last signal that reported one.
         self._deaths = 0
 
     def tell(self, notice: Notice, numbers: Sequence[signal.Signals]) -> None:
@@ -161,7 +161,7 @@ class _Signals:
         return [notice for one in self._notices.get(number_, []) if (notice := one()) is not None]
 
     def note(self, number_: int) -> None:
-        """Local. Tell the notices of a signal that another process of the job got."""
+        """Local. Set the notices for a signal that another process of the job got."""
         for notice in self._listening(number_):
             notice.note(SIGNALLED + number_)
 
@@ -175,7 +175,7 @@ class _Signals:
         if self._listening(number_):
             self.note(number_)
             return
-        # Nobody listens any more.
+        # No notice is left.
         self._restore(number_)
         os.kill(os.getpid(), number_)
 

@@ -1,4 +1,4 @@
-"""The things that a function uses besides its arguments: by what it is known again, and whether they have changed."""
+"""The objects that a function uses besides its arguments: the function's identity, and their changes."""
 
 from __future__ import annotations
 

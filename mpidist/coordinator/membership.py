@@ -54,7 +54,7 @@ class Membership:
         return self._station.name_of(rank), Key(*self._strategy.places.process_of(rank))
 
     def look(self, *, has_read_all: bool = True) -> None:
-        """Local. Answer workers that ask, and take note of workers that are lost, and of workers that join.
+        """Local. Answer workers that ask, and note workers that are lost, and workers that join.
 
         Args:
             has_read_all: Whether no message is left that may say that a worker has ended what it did.

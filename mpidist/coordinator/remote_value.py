@@ -54,7 +54,7 @@ class RemoteValue:
         """Local. Note how the function has ended."""
         self._end = end
         if end.end is End.RESULT and _VARIABLE in end.payload:
-            # The memory of a variable is freed when the program drops it: one in a result is kept. `get` tells of
+            # The memory of a variable is freed when the program drops it: one in a result is kept. `get` reports
             # one that was dropped before.
             with contextlib.suppress(Exception):
                 self._kept = load(end.payload, self._find)

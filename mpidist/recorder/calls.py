@@ -242,7 +242,7 @@ class Calls:
         return self._inner_call if self.inner else self.recent[-1] if self.recent else ""
 
     def before(self, count: int) -> list[str]:
-        """Local. So many calls before the last one, in words, oldest first."""
+        """Local. The last calls before the present one, at most `count`, in words, oldest first."""
         kept = len(self.recent)
         # By index: another thread may append meanwhile.
         return [describe(self.recent[place]) for place in range(max(0, kept - 1 - count), kept - 1)]

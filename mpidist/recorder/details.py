@@ -47,7 +47,7 @@ def _whole(calls: Calls) -> str:
 
 
 def tell(details: Mapping[str, Any]) -> str:
-    """Local. Tell where a rank is, from the words of its watchdog."""
+    """Local. Say where a rank is, by the text of its watchdog."""
     calls = details.get("calls", ())
     if calls:
         inner = f" ({calls[-1]['name']})" if len(calls) > 1 else f" ({calls[0]['inner']})" if calls[0]["inner"] else ""

@@ -1,6 +1,6 @@
 """The recorder: the calls of this process on all communicators, each with its place in the page of the rank.
 
-On a worker also the closure that it runs. Nobody else makes that call, so it has no place in the page. And the bytes of
+On a worker also the closure that it runs. No other rank makes that call, so it is not in the page. And the bytes of
 messages that this process has sent for each closure.
 """
 

@@ -77,7 +77,7 @@ def write_at_signal(descriptor: int) -> int:
     Returns:
         The signal; 0 if none is free.
     """
-    # Nobody sends real-time signals by chance. MPI libraries and debuggers take the first ones.
+    # Real-time signals are not sent by chance. MPI libraries and debuggers take the first ones.
     for number in range(signal.SIGRTMAX - 2, signal.SIGRTMIN + 4, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             faulthandler.register(number, file=descriptor, all_threads=False, chain=False)

@@ -59,7 +59,7 @@ class SavedFile:
             raise CheckpointError(
                 f"{contents.path!r}: expected the file of {contents.file_bytes} bytes that rank 0 has read, got "
                 f"another one, of {size} bytes. Save checkpoints to a file system that all hosts share; or, if "
-                "somebody has just saved one of this name, restore it again"
+                "another job has just saved one of this name, restore it again"
             )
         self.arrays = {
             record.path: SavedArray(self.opened, record, offset)

@@ -57,7 +57,7 @@ class Facts(NamedTuple):
         noted: The number of all calls there.
         barriers: The number of barriers of their node.
         comparisons: The number of comparisons between nodes that they have begun.
-        exchanges: How often the rank has told of notices.
+        exchanges: The number of exchanges of notices that the rank has made.
         reason: Its notice; 0 if it has none.
         broken: The call that it has left in the middle; empty if there is none.
     """
@@ -339,7 +339,7 @@ class Rescue:
         if isinstance(barrier, NodeBarrier):
             barrier.go_on_at(max(one.barriers for one in everyone))
         self._calling.take_back()
-        # Nobody uses the page before all have continued.
+        # No rank uses the page before all have continued.
         self._sibling.barrier()
         order.catch_up(max(one.comparisons for one in everyone))
         self._exchange.end(max(one.exchanges for one in everyone))

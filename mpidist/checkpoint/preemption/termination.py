@@ -104,7 +104,7 @@ def watch(function: Callable[[], Any], notice: Notice) -> None:
 
     Args:
         function: Returns whether the job is about to end.
-        notice: To be told.
+        notice: The notice to set.
     """
     arguments = (function, weakref.ref(notice))
     threading.Thread(target=_work, args=arguments, name="mpidist-preemption", daemon=True).start()

@@ -41,7 +41,7 @@ def _tf_config() -> Iterator[Finding]:
     task = None if config.task_type is None else Task(config.task_type, config.task_id or 0)
     text = f"{jobs}; this is {task or 'no task'}"
     if not cluster:
-        # Nobody reads the task without one.
+        # Without one the task is not read.
         yield Finding("TF_CONFIG", "ok", text)
     elif not cluster.tasks:
         yield Finding("TF_CONFIG", "wrong", f"{text}; the cluster has no task", "list addresses, or unset TF_CONFIG")

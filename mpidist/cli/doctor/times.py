@@ -28,7 +28,7 @@ _LOOK_SECONDS, _MOST_CALLS = 2e-3, 50
 _LEAST_LOOKS, _MOST_LOOKS = 5, 25
 # From this size on twice the bytes take twice the time, or less.
 _LINEAR_FROM = 1 << 16
-# The collective is slower where it takes so many times as long, in so many of the looks, and by more than what checks
+# The collective counts as slower by this factor, in this fraction of the looks, and by more than the time that checks
 # and conversions in Python take.
 _SLOWER, _IN_LOOKS, _PYTHON_SECONDS = 1.5, 0.8, 50e-6
 _OWN, _RAW = 0, 1

@@ -113,7 +113,7 @@ def in_order(count: int) -> Pairs:
 def sum_of_squares(array: AnyArray) -> float | None:
     """Local. The sum of squares, in double precision; None if that is left to NumPy.
 
-    The order is not BLAS's, which is nobody's: it depends on threads.
+    The order is not BLAS's, which is not fixed: it depends on threads.
 
     Args:
         array: Flat.

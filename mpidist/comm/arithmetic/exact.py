@@ -1,7 +1,7 @@
 """Sums and products of integers that never wrap in silence: made in a wider dtype, and cut back with a check.
 
 There is nothing wider than 64 bits. A sum of such integers is made of two sums, of their upper and of their lower
-halves. A product is made twice: modulo 2**64, and in float64, which tells how often it has wrapped.
+halves. A product is made twice: modulo 2**64, and in float64, from which follows how often it has wrapped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fits(array: AnyArray, op: ReduceOp, count: int) -> bool:
 
 
 def wide_dtype(dtype: np.dtype[Any], op: ReduceOp, count: int) -> np.dtype[Any]:
-    """Local. A dtype that holds the sum of `count` integers of up to 32 bits, or tells that a product is too large.
+    """Local. A dtype that holds the sum of `count` integers of up to 32 bits, or detects that a product is too large.
 
     Args:
         dtype: The dtype of up to 32 bits.

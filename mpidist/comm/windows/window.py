@@ -201,7 +201,7 @@ class SoloWindow(Window):
         self._messages.append(checked_message(self, rank, message))
 
     def poll(self, seconds: float = 0.0) -> tuple[int, bytes] | None:
-        """Local. See `Window.poll`. Nobody else could send a message, so it does not wait."""
+        """Local. See `Window.poll`. No other rank could send a message, so it does not wait."""
         del seconds
         require_open(self)
         return (0, self._messages.pop(0)) if self._messages else None

@@ -32,7 +32,7 @@ class Epoch(NamedTuple):
 
     Attributes:
         path: Number of the iteration, then the number of the repetition inside each `repeat`, outermost first.
-        salt: Tells ranks apart that read data of their own; 0 where all ranks must agree on the order.
+        salt: Distinguishes ranks that read data of their own; 0 where all ranks must agree on the order.
         inner: Inside a dataset that `interleave` opened: the values that its drawn seeds have there. A seed drawn while
             a dataset is opened would differ between ranks, and after a resume.
     """

@@ -1,4 +1,4 @@
-"""Samples that other ranks of the job send, of programs that know nothing of this library.
+"""Samples that other ranks of the job send, of programs without this library.
 
 The sender of a stream of samples says, with one tag, to one rank:
 
@@ -278,7 +278,7 @@ class Incoming:
                 say(f"{self._tell(stream, what, seconds)}\n  {LIMIT_VARIABLE}=SECONDS ends a job that waits longer")
 
     def _tell(self, stream: _Stream, what: str, seconds: float) -> str:
-        """Tell which rank this one waits for, in a line and one about the other rank."""
+        """Print which rank this one waits for, in a line and one about the other rank."""
         rank = MPI.Group.Translate_ranks(self.mpi.Get_group(), [stream.rank], MPI.COMM_WORLD.Get_group())[0]
         seen = [one for one in ranks_here(MPI.COMM_WORLD.size) if one.rank == rank]
         about = "runs on another host, or has ended without an empty message"

@@ -19,7 +19,7 @@ class Dropped:
         station: The station of the chief.
         commits: The order of all changes.
         give: Gives the memory of a variable back.
-        finish: Has servers make what they have not been told of; they forget nothing that they do not know.
+        finish: Lets servers make announced variables first; they cannot forget variables that they do not have.
         discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
 
     Attributes:

@@ -108,7 +108,7 @@ class Awaited:
             WATCHDOG.end()
 
     def _tell(self, ranks: Sequence[int]) -> list[str]:
-        """Tell where some ranks are: two texts for each, its name and what it does."""
+        """Say where some ranks are: two texts for each, its name and its call."""
         keys = {rank: self._key_of(rank) for rank in ranks}
         seen = {peer.key: peer for peer in WATCHDOG.peers()}
         # Those that are stuck come first: the others may wait for them, too.

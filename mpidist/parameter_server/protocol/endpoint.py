@@ -116,7 +116,7 @@ class Station:
         self._again[:0] = messages
 
     def leave(self, reason: str) -> None:
-        """Local. Tell all others that this process serves no more, and end its window.
+        """Local. Notify all others that this process serves no more, and end its window.
 
         Args:
             reason: The error that has ended its service.
@@ -159,7 +159,7 @@ class Station:
             self.require_needed()
 
     def _take_answer(self, _: int, message: Message) -> None:
-        # Nobody waits any more for the answer to an interrupted call.
+        # No call waits any more for the answer to an interrupted one.
         if isinstance(message, CallAnswer) and message.call in self._answers:
             self._answers[message.call] = message
 

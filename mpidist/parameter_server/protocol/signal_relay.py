@@ -138,7 +138,7 @@ class Others:
         return {*self._station.window.lost(), *self._station.lost, *self._station.left}
 
     def join_seconds(self, now: float) -> float:
-        """Local. The time that `join` takes by what functions have taken so far.
+        """Local. The time that `join` will take, estimated from the durations of functions so far.
 
         Args:
             now: The time, in seconds; always of the same clock.

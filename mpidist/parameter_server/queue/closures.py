@@ -268,7 +268,7 @@ class Closures(Book):
     def _failed(self, rank: int, message: Failed) -> list[Action]:
         number = message.closure
         closure = self._closures[number]
-        # Its pushes are dropped: the worker has told the servers before it told the coordinator.
+        # Its pushes are dropped: the worker has notified the servers before the coordinator.
         self._workers.release(rank, number)
         if message.ended:
             return self._ended(rank, closure, message)

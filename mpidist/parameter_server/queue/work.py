@@ -40,7 +40,7 @@ class Work(NamedTuple):
         named: What the arguments name, likewise.
         held: The objects that must not be freed before the work has ended.
         data: The iterators over workers' own datasets that it takes, as resources.
-        label: The name of the function, for people.
+        label: The name of the function, for display.
     """
 
     function: Name

@@ -18,7 +18,7 @@ class WorkerRecord:
 
     Attributes:
         rank: Its rank. That of a lost one is never used again.
-        known: What it was sent, and was not told to discard: kinds and numbers.
+        known: The objects that were sent to it and not discarded: kinds and numbers.
         slots: The closure in each of its slots, until that is applied or has failed.
         running: The closures that it was sent and has not returned, in their order.
         finished: The closures that it has finished and that are not decided, in their order.

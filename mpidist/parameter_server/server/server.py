@@ -166,7 +166,7 @@ class VariableServer:
                     # A commit that comes too late has none.
                     yield part, change, array, steps[change.step]
 
-    # As in compiled loops, whatever the program has told NumPy: an error in the middle of an update would end the job.
+    # As in compiled loops, whatever the program's `np.seterr`: an error in the middle of an update would end the job.
     @np.errstate(all="ignore")
     def _apply(self, apply: Apply) -> None:
         for part, change, array, step in self._changes(apply):

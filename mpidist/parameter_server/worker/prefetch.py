@@ -164,7 +164,7 @@ class Ahead:
         if self._pulls is not None:
             left, value = self._pulls.take(number)
             while left is not None:
-                # Nobody else is faster.
+                # No other worker is faster.
                 self._pull(self._pulls, left)
                 left, value = self._pulls.take(number)
             if value is not None:

@@ -88,7 +88,7 @@ def checked_directory(given: object) -> Path | None:
 
 
 class Invitation:
-    """The chief's invitation to workers. Nobody has a place before the coordinator gives it one.
+    """The chief's invitation to workers. A worker has no place before the coordinator gives it one.
 
     Args:
         strategy: The strategy of the chief.
@@ -238,7 +238,7 @@ def _invite(
 
 
 def _nobody() -> None:
-    """Nobody is invited by this rank."""
+    """This rank invites no worker."""
 
 
 def _why_not(newcomer: Newcomer) -> str:

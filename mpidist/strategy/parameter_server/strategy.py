@@ -125,7 +125,7 @@ class ParameterServerStrategy(Strategy):
         ranks = open_communicator(communicator)
         self.roles = roles = agree_on_roles(ranks, cluster_resolver)
         warn_of_deaths(ranks)
-        # A `Server` knows nothing of them, and the places of slots must be the same on all ranks.
+        # A `Server` does not have them, and the places of slots must be the same on all ranks.
         given = options or ServerOptions(), pace, directory
         self.options, self.pace, directory = roles.group.broadcast_object(given, roles.chief)
         if roles.workers:

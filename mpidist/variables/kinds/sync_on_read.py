@@ -276,7 +276,7 @@ class SyncOnReadVariable(OnReadVariable):
 
 
 def _divides(array: AnyArray, n: int) -> AnyArray:
-    """Tell where `n` equal shares of a number are exact, and their sums in any order."""
+    """Elements where `n` equal shares of a number are exact, and their sums in any order."""
     if array.dtype.kind != "f":
         return np.zeros(array.shape, "bool")
     share = array / n

@@ -90,7 +90,7 @@ class ShardedInitial:
         return self.shard(self.shape, (0,) * len(self.shape))
 
     def shard(self, shape: tuple[int, ...], offset: tuple[int, ...]) -> npt.ArrayLike:
-        """Local. The value of one shard; for a function that is not told which one, of the whole array.
+        """Local. The value of one shard; for a function without an argument for the shard, of the whole array.
 
         Args:
             shape: The shape of the shard.

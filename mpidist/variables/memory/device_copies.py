@@ -30,7 +30,7 @@ class DeviceCopies:
         self._copies: dict[int | str, tuple[AnyArray, Ticket]] = {}
 
     def lock_pages(self, slab: Slab) -> Slab:
-        """Local. Tell CUDA of the memory of a slab, so that the GPU itself reads and writes it; returns the slab."""
+        """Local. Register the memory of a slab with CUDA, so that the GPU accesses it directly; returns the slab."""
         memory = slab.writable
         while isinstance(memory.base, np.ndarray):
             memory = memory.base

@@ -34,7 +34,7 @@ from mpidist.variables.variable import Gradient, common_home
 if TYPE_CHECKING:
     from mpidist.comm.compression.compression import Compression, CompressionState
 
-# So many steps, and as many variable passes, are kept for the selections of variables used last. A program uses a few:
+# The number of steps, and of variable passes, kept for the selections of variables used last. A program uses a few:
 # all variables, or those of a generator and those of a discriminator. With random selections a step is planned again
 # each time; it takes a few views of arrays for each block.
 KEPT_SELECTIONS = 32

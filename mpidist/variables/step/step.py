@@ -43,7 +43,7 @@ class Selection:
     Attributes:
         checksum: The checksum of all this.
         names: Names of the selected variables by number.
-        text: The selection for people.
+        text: The selection in words.
         is_summed, plan: The constructor's argument.
     """
 

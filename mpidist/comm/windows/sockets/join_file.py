@@ -29,7 +29,7 @@ class JoinFile(NamedTuple):
 
     Attributes:
         version: The version of mpidist.
-        host: The host of the chief, for people.
+        host: The name of the chief's host, for display.
         process: The number of its process, likewise.
         rank: The chief's.
         address: Where it waits.

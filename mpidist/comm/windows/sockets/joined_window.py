@@ -44,7 +44,7 @@ class JoinedWindow(SocketWindow):
         silence_seconds: See `WindowOptions`.
 
     Attributes:
-        has_joined: Whether it has told the others that it joins. Until then its end is a death to them.
+        has_joined: Whether the others know that it has joined. Until then they take its end for a death.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Lifelines:
             logger.warning("window: rank %d cannot detect the death of ranks that it cannot reach", communicator.rank)
 
     def leave(self) -> None:
-        """Local. Tell the other ranks that this one ends its window, and lives."""
+        """Local. Notify the other ranks that this one ends its window, and is alive."""
         self._watch.leave()
 
 
