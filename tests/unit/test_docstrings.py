@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
+import inspect
 import pkgutil
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -27,3 +35,70 @@ def test_examples_in_docstrings(name: str) -> None:
     if name in OF_EXTRAS:
         pytest.importorskip(OF_EXTRAS[name], reason=f"{OF_EXTRAS[name]} is not installed")
     assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
+
+
+# The methods that a constructor's errors come from.
+FOLDER = str(Path(mpidist.__file__).parent)
+CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+
+
+def public(module: ModuleType = mpidist) -> Iterator[tuple[str, Any]]:
+    """The functions and classes that `module` and the modules in it list in `__all__`, by name."""
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            # `mpidist.summary.experimental` is a module of two functions, without a list.
+            yield from public(value) if hasattr(value, "__all__") else ()
+        elif inspect.isclass(value) or inspect.isfunction(value):
+            yield f"{module.__name__}.{name}", value
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """The public functions, and the public methods and properties of public classes, with those that they inherit."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, value in public():
+        if inspect.isfunction(value):
+            found[name] = value
+            continue
+        for kind in value.__mro__:
+            for method, member in vars(kind).items() if kind.__module__.startswith("mpidist") else ():
+                function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    found[f"{kind.__module__}.{kind.__qualname__}.{method}"] = function
+    return found
+
+
+def classes() -> dict[str, type]:
+    """The public classes."""
+    return {name: value for name, value in public() if inspect.isclass(value)}
+
+
+def raised(function: Callable[..., Any]) -> set[str]:
+    """The names of the errors that a function raises itself; not of abstract methods."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    made = [node.exc.func for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
+    names = {node.id for node in made if isinstance(node, ast.Name)}
+    return {name for name in names if name.endswith("Error") and name != "NotImplementedError"}
+
+
+def test_public_docstrings_begin_with_who_must_call() -> None:
+    first = re.compile(r"(Local|Collective|Root only)\b")
+    functions_ = {name: value.__doc__ for name, value in functions().items()}
+    assert len(functions_) > 350
+    # Values that a program only reads need no word.
+    constructed = {name: value.__doc__ for name, value in classes().items() if "Args:" in (value.__doc__ or "")}
+    found = [name for name, text in (functions_ | constructed).items() if not first.match(text or "")]
+    assert not found, "\n".join(sorted(found))
+
+
+def test_public_docstrings_name_the_errors() -> None:
+    found = [
+        f"{name}: {error}" for name, value in functions().items() for error in raised(value)
+        if error not in (value.__doc__ or "")
+    ]
+    for name, kind in classes().items():
+        makers = [getattr(vars(kind).get(maker), "__func__", vars(kind).get(maker)) for maker in CONSTRUCTORS]
+        # Not those of enumerations and data classes, which Python has made.
+        makers = [one for one in makers if inspect.isfunction(one) and one.__code__.co_filename.startswith(FOLDER)]
+        found += [f"{name}: {error}" for one in makers for error in raised(one) if error not in (kind.__doc__ or "")]
+    assert not found, "\n".join(sorted(found))
