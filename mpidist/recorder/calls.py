@@ -63,9 +63,9 @@ class _Codes(dict[str, int]):
 
 
 CODES = _Codes()
-# So many low bits of a call's code say which one of its name it is.
+# The number of low bits of a call's code that distinguish calls of one name.
 WHICH = 0xFFFF
-# Strategies on the same ranks are numbered from 1: this makes numbers of several digits of theirs, which are added to
+# Strategies on the same ranks are numbered from 1: this factor makes long numbers of theirs, which are added to
 # the signs of their calls.
 SPREAD = 0x9E3779B1
 
@@ -178,7 +178,7 @@ class Calls:
         self.inner = name
         self._inner_call = call
         if self._outer != self.state:
-            # What the words hold is of another call: nothing of it counts from now on.
+            # The words are those of another call, and do not count from now on.
             self.words[INNER] = self._outer = self._inner_state = self.state
             self._inner_sign = 0
         self._inner_state = state = self._inner_state + 1
@@ -186,7 +186,7 @@ class Calls:
         names, whole = (before >> _HALF_BITS) * 31 + CODES[name] & _HALF, (before & _HALF) * 31 + code & _HALF
         self._inner_sign = sign = names << _HALF_BITS | whole
         words = self.words
-        # First: where the count says that it is there, it is.
+        # First: a reader that finds the new count must find the new sign, too.
         words[_RING + state % _KEPT] = sign
         words[INNER] = state
 
@@ -215,13 +215,13 @@ class Calls:
 
     @property
     def name(self) -> str:
-        """Local. Of the last call."""
+        """Local. The name of the last call."""
         call = self.recent[-1] if self.recent else ""
         return call if isinstance(call, str) else str(call[0])
 
     @property
     def number(self) -> int:
-        """Local. Of the last call."""
+        """Local. The number of the last call."""
         return self.state // NEXT
 
     @property

@@ -11,7 +11,7 @@ from mpidist.recorder.recorder import RECORDER
 
 # The number of calls before the one in which a rank waits that are reported.
 _TOLD_BEFORE = 3
-# So many letters of a call: a step names its variables.
+# The number of letters of a call that are shown: a step names its variables.
 _TOLD_OF_ONE = 120
 
 

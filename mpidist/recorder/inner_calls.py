@@ -1,4 +1,4 @@
-"""Inner calls: what ranks show each other of the calls inside their current one, so that a difference there is seen.
+"""Inner calls: the calls inside a rank's current one, in its page, so that other ranks detect a difference.
 
 A call of the program contains others: `assign` inside `run` adds values up first, outside it does not. Ranks that
 differ there are in one call of one number, and can never meet. Each shows the signs of its last inner calls. A sign
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A state is the number of a call times this, and something smaller.
+# A state is the number of a call times this, plus a smaller number.
 NEXT = 1 << 31
-# So many inner calls have room: between ranks that meet, one can hardly be further ahead. The last one but so many may
-# just be written over.
+# The number of inner calls in the page: between ranks that meet, one can hardly be further ahead. The oldest may
+# just be overwritten.
 KEPT = 4
 # The words of a communicator: the state of the outer call, and the count of its inner ones so far; the state of the
 # last call that this rank has left by an exception, and its code; and the signs of inner calls, by their count.
@@ -52,12 +52,12 @@ def are_missing(mine: Sequence[int], number: int, theirs: Sequence[int]) -> bool
         number: The number of its call.
         theirs: The words of the other rank, read after it has left.
     """
-    # Words about a later call say nothing about this one.
+    # Words of a later call do not describe this one.
     return theirs[OF] // NEXT <= number and _count(mine, number) > _count(theirs, number)
 
 
 def _count(words: Sequence[int], number: int) -> int:
-    """The number of inner calls of a call, as far as they are shown."""
+    """The number of inner calls of a call that are in the page."""
     return words[OF] % NEXT if words[OF] // NEXT == number else 0
 
 

@@ -130,7 +130,7 @@ class Page:
         text = json.dumps(details).encode()
         while len(text) > TEXT_BYTES:
             stack, missing = details.get("stack", ""), details.get("missing", ())
-            # Half a text would be none. In which call the rank is, the others need most.
+            # Half a text could not be read. The current call is the most important part of it.
             shorter = {**details, "stack": stack[len(stack) // 2 + 1 :], "missing": missing[: len(missing) // 2]}
             details = shorter if stack or missing else {}
             text = json.dumps(details).encode()

@@ -118,7 +118,7 @@ class Recorder:
         self._open: list[weakref.ref[Calls] | None] = []
 
     def show(self, words: memoryview) -> None:
-        """Local. Let calls be seen on these words from now on; before the first communicator is opened.
+        """Local. Write calls into these words from now on; before the first communicator is opened.
 
         Args:
             words: The words of eight bytes, zero, `PLACE_WORDS` for each communicator.
@@ -141,7 +141,7 @@ class Recorder:
                 calls = kind(identity, members, rank, place)
                 self._open[index] = weakref.ref(calls)
                 return calls
-        # The others do not see what this rank does on this communicator.
+        # The page has no space for this communicator: other ranks cannot read its calls.
         return kind(identity, members, rank, new_words(PLACE_WORDS))
 
     @contextlib.contextmanager

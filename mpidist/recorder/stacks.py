@@ -31,7 +31,7 @@ def line_of_call(thread: int) -> str:
     called = ""
     for frame in _frames(thread):
         if frame.f_code.co_filename.startswith(_PACKAGE):
-            # What notes the call is not what was called.
+            # The frames that note the call are not the called function.
             if not frame.f_globals.get("__name__", "").startswith("mpidist.observe."):
                 called = frame.f_code.co_name
         elif called and frame.f_globals.get("__name__") != "contextlib":
@@ -52,7 +52,7 @@ def stack(thread: int) -> str:
 
 
 def _frames(thread: int) -> Iterator[FrameType]:
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 - documented; private only to say "for debuggers"
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - documented; private by name, since it is for debuggers
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Patience: how long a rank waits for others before that is reported, and before the job ends; by which clock."""
+"""Time limits: the time that a rank waits for others before a report, and before the end of the job; the clock."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 WARN_VARIABLE = "MPIDIST_WARN_SECONDS"
 LIMIT_VARIABLE = "MPIDIST_TIMEOUT"
 _WARN_SECONDS = 30.0
-# Between two looks of a watchdog.
+# Seconds between two looks of a watchdog.
 TICK_SECONDS = 0.5
 # The time limit for a rank that is asked for its stack.
 ANSWER_SECONDS = 2 * TICK_SECONDS
 
 
 class Clock:
-    """The monotonic clock of this host, which all its processes share. Tests have one that they turn."""
+    """The monotonic clock of this host, which all its processes share. Tests have one that they set."""
 
     def ns(self) -> int:
         """Local. The time in nanoseconds."""
@@ -57,7 +57,7 @@ def _seconds(variable: str, default: float, least: float = -math.inf) -> float:
     text = os.environ.get(variable)
     try:
         seconds = float(text) if text else default
-        # A NaN is none, either.
+        # A NaN is no limit, either.
         if not seconds >= least:
             raise ValueError
         return seconds
