@@ -1,4 +1,4 @@
-"""Questions to a child process: what might end this one, or must not start in a rank's."""
+"""Code that runs in a child process, since it might end this one, or must not run in that of a rank."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ import click
 
 from mpidist.cli.texts import write
 
-# In the order of how bad they are.
+# The states, the worst one last.
 STATES = ("ok", "note", "wrong")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about this machine or this job.
+    """One result about this machine or this job.
 
     Attributes:
         subject: A few words.
@@ -57,7 +57,7 @@ class Report:
             self._show("".join(f"{finding}\n" for finding in findings))
 
     def end(self) -> bool:
-        """Local. Show what is left, and return whether nothing is wrong."""
+        """Local. Show the remaining output, and return whether nothing is wrong."""
         if self._as_json:
             self._show(json.dumps({"findings": [asdict(one) for one in self.findings]}, indent=1) + "\n")
         return not any(one.state == "wrong" for one in self.findings)
@@ -68,7 +68,7 @@ class Report:
         try:
             write(text)
         except click.ClickException as error:
-            # The other ranks continue, and this one with them; the exit code of all says it.
+            # The other ranks continue, and so does this one; the exit code of all ranks reports the error.
             self._is_shown = False
             self.findings.append(Finding("output", "wrong", error.message, "write it to another file"))
             error.show()

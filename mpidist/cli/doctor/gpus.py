@@ -154,7 +154,7 @@ def _mend_sharing(here: dict[int, RankGpus]) -> str:
             f"or give each its own CUDA_VISIBLE_DEVICES{is_meant}"
         )
     if len(seen) >= ranks or installed >= ranks:
-        # There are enough: what is shown to them is not right.
+        # There are enough GPUs: the wrong ones are visible to the ranks.
         if any(one.visible is not None for one in here.values()):
             values = ", ".join(dict.fromkeys(repr(one.visible) for one in here.values()))
             return (

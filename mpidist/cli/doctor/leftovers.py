@@ -16,7 +16,7 @@ _FOLDER = Path("/dev/shm")
 _NAMES = re.compile(r"mpich_shm_[0-9a-f]+_[0-9]+")
 # A job that starts makes its files before all ranks have mapped them.
 _LEAST_SECONDS = 600.0
-# That of the first process: from there all processes of the machine can be seen (PROC_PID_INIT_INO of Linux).
+# The PID namespace of the first process, which contains all processes of the machine (PROC_PID_INIT_INO of Linux).
 _FIRST_NAMESPACE = "pid:[4026531836]"
 _SHOWN = 3
 _MILLION = 1e6
@@ -91,7 +91,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _mapped(processes: Path, folder: Path) -> set[str]:
-    """The names of files in the folder that a process has mapped, as far as this user may see that."""
+    """The names of files in the folder that a process has mapped, as far as this user may read that."""
     found: set[str] = set()
     for maps in processes.glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

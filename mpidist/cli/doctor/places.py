@@ -62,7 +62,7 @@ def look_at_places(communicator: Communicator) -> Iterator[Finding]:
 
 
 def look_at_hosts(communicator: Communicator, own: Sequence[Finding]) -> Iterator[Finding]:
-    """Collective. Find what is not right on other hosts than the first rank's.
+    """Collective. Find what is wrong on other hosts than the first rank's.
 
     Args:
         communicator: All ranks.
@@ -87,7 +87,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def find_cores(node: int, here: Mapping[int, RankPlace]) -> Finding:
-    """Local. Find out whether the ranks of a node have cores enough for themselves and for their threads.
+    """Local. Find out whether the ranks of a node have enough cores for themselves and for their threads.
 
     Args:
         node: Its number.
@@ -131,7 +131,7 @@ def find_crowd(allowed: Mapping[int, frozenset[int]]) -> tuple[list[int], frozen
     """
     owner: dict[int, int] = {}
     for rank in allowed:
-        # Where ranks on the way can give way to each other there is a core for this one, too (Hall's theorem).
+        # If other ranks on the path can move to free cores, there is a core for this one, too (Hall's theorem).
         reached: dict[int, int] = {}
         waiting = [rank]
         free = None

@@ -192,7 +192,7 @@ def _free_memory(root: Path = Path("/")) -> int:
 
 
 def _shown(sums: Sums, ranks: int) -> Finding:
-    # What the slowest link carries if all are used alike, as benchmarks of sums count it.
+    # The bytes on the slowest link if all links are used alike, as benchmarks of all-reduce count them.
     on_bus = sums.size * 2 * (ranks - 1) / ranks / 1e9
     own, raw = sums.median(_OWN), sums.median(_RAW)
     subject = f"sum of {name_size(sums.size)}"
