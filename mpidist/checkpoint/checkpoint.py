@@ -193,7 +193,7 @@ class Checkpoint(NestedCheckpoint):
         if communicator.order.is_under_way == AT_ONCE:
             refuse_inside("save", communicator.calls.thread)
         if found.is_written_here(communicator):
-            # Of a chief alone.
+            # Only a chief has it.
             servers = found.servers() if communicator.size == 1 else None
             with found.calls(communicator).during("save"):
                 if servers is not None:

@@ -71,7 +71,7 @@ class Status:
         self._restored: set[str] = set()
         self._used: set[str] = {SAVE_COUNTER}
         self._missing: list[str] = []
-        # Of states of which the rest was restored: what the file has nothing for, and what it has besides.
+        # Parts of states whose rest was restored: parts that the file does not have, and parts that only it has.
         self._lacking: list[str] = []
         self._left: set[str] = set()
         self._is_busy = False
@@ -87,7 +87,7 @@ class Status:
         self._forget(self)
 
     def restore_new(self) -> Status:
-        """Collective. Restore the objects that have come since the last time.
+        """Collective. Restore the objects that were added since the last call.
 
         Returns:
             The status itself.
@@ -118,7 +118,7 @@ class Status:
             self._forget(self)
 
     def require_restored(self, found: Found) -> None:
-        """Local. Raise where values wait for one of the objects, or not all are there; the same on every rank.
+        """Local. Raise if values wait for one of the objects, or some are missing; the same on every rank.
 
         Args:
             found: The checkpoint's objects as they are now.

@@ -130,7 +130,7 @@ def create_blank(
 def write_arrays(
     communicator: Communicator, blank: Blank, arrays: Sequence[ArrayToWrite], dealt: Sequence[Sequence[Piece]]
 ) -> tuple[Checksums, Exception | None]:
-    """Collective. Write this rank's share and sync it; returns its checksums by number, and what went wrong.
+    """Collective. Write this rank's share and sync it; returns its checksums by number, and the error.
 
     A rank that fails continues with opening the arrays, which is collective: the other ranks wait in it.
     """
@@ -175,7 +175,7 @@ def _hand_over(
     """Collective. Give each rank the bytes after its part that are in its last page, and write them.
 
     Returns:
-        What has gone wrong on this rank so far.
+        The error of this rank so far.
     """
     heads = communicator.all_gather_object(own.head)
     if error is None:

@@ -69,7 +69,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
 
 
 def _numbered(directory: str) -> list[str]:
-    """The checkpoints of a directory that have a number, as far as a few of them are looked into.
+    """The checkpoints of a directory that have a number, found by opening only a few of them.
 
     Others were made by `Checkpoint.write`, which needs no state file, or are no checkpoints: data may be in HDF5, too.
     """

@@ -29,7 +29,7 @@ DEAD_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 
 
-# How many locks of this process hold each file; the last one that is released deletes it.
+# The number of locks of this process that hold each file; the last one that is released deletes it.
 _holding: Counter[tuple[int, str]] = Counter()
 
 
@@ -162,7 +162,7 @@ class DirectoryLock:
         return is_new
 
     def release(self) -> None:
-        """Local. Give the lock back; does nothing where it is not held."""
+        """Local. Release the lock; does nothing where it is not held."""
         if self._held is None:
             return
         held, self._held = self._held, None

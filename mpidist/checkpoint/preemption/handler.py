@@ -221,7 +221,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
                 self._rescue.after(error, waits=False)
                 raise
         if self._config.grace_period and reason < TIME_IS_UP:
-            # Rank 0's clock decides when it is over.
+            # Rank 0's clock decides when the grace period ends.
             self._deadline.begin_grace(sent_at - milliseconds / 1e3, self._config.grace_period)
             self._save(reason, args, kwargs)
             return
@@ -302,7 +302,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._end(reason, (), {})
 
     def _own_reason(self) -> int:
-        # Rank 0's clock decides when the time is over.
+        # Rank 0's clock decides when the time limit is reached.
         if self._group.rank == 0:
             now = self._clock()
             join = 0.0 if self._others is None else self._others.join_seconds(now)
@@ -346,7 +346,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             self._config.exit_fn()
         except SystemExit as error:
             SIGNALS.ignore()
-            # Of a Pool whose worker the signal has ended the exit function never returns.
+            # The exit function of a Pool whose worker the signal has ended never returns.
             leave_later(EXIT_SECONDS, number_of(error.code))
             if self._others is not None:
                 self._others.end_together()
@@ -363,7 +363,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             left = ends_at - time.time()
         factor, save = self._config.save_factor, self._save_seconds()
         if left is not None and left <= factor * save:
-            # With `requeue` a job would come back again and again, for a step or two each time.
+            # With `requeue` a job would be restarted again and again, for a step or two each time.
             logger.warning(
                 "the job ends in %.0f s, and %.0f s are reserved for saving (`save_factor` %g times %.1f s): it saves "
                 "and ends after its first steps. Give the job more time; or, if a save takes less, set "

@@ -34,7 +34,7 @@ class StepCounts:
 
 
 class Requeueing:
-    """Local. The conditions under which the job is queued again.
+    """Local. The conditions under which the job is requeued.
 
     Args:
         manager: Saves the checkpoints; it has restored the latest one.
@@ -49,7 +49,7 @@ class Requeueing:
         self._started_from = self._latest()
 
     def requeue(self, saved: object) -> None:
-        """Local. Have Slurm queue the job again, or warn of the reason why not.
+        """Local. Let Slurm requeue the job, or warn with the reason why it does not.
 
         Args:
             saved: The path of the checkpoint, or what the user's function returned.
@@ -63,7 +63,7 @@ class Requeueing:
             try:
                 logger.warning("job %s is requeued", job.requeue())
             except Exception as error:
-                # Whatever it is: the checkpoint is there, and the program ends with the code that was asked for.
+                # For any error: the checkpoint is saved, and the program ends with the requested exit code.
                 logger.warning("the job is not requeued: %s", str(error) or repr(error))
         else:
             logger.warning(

@@ -231,7 +231,7 @@ class Rescue:
         self._states.go_back(steps)
 
     def look(self) -> None:
-        """Local. Come out of what leads to the next step, where a rank makes that no more.
+        """Local. Leave the calls before the next step, if another rank does not make that step.
 
         Raises:
             RankError: Another rank has failed, and calls; on every rank.
@@ -263,7 +263,7 @@ class Rescue:
         is_own = self._is_on and not self._is_under_way and os.getpid() == self._process
         if not is_own or not isinstance(error, Exception) or handler is None:
             return True
-        # Ranks would come out in steps of different handlers, and each meet the others in its own.
+        # Ranks would leave steps of different handlers, and each wait for the others in its own.
         if self._group.size > 1 and self._others():
             return True
         self._is_under_way = True
@@ -373,7 +373,7 @@ class Rescue:
                 ))
 
 
-# Of this process.
+# The handlers of this process.
 _rescues: weakref.WeakSet[Rescue] = weakref.WeakSet()
 
 

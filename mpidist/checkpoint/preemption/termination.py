@@ -12,9 +12,9 @@ from mpidist.arguments import described, flag, number, whole
 from mpidist.attributes import FixedAttributes
 from mpidist.cluster.signals import SIGNALLED, Notice
 
-# A function of the user's is asked so often.
+# Seconds between two calls of a function of the user's.
 WATCHER_SECONDS = 1.0
-# What a notice says, beside a signal; the largest one of all ranks counts.
+# The reasons of a notice besides signals; the largest one of all ranks counts.
 WATCHED, TIME_IS_UP, GRACE_IS_OVER = 1, 1000, 2000
 
 
@@ -100,7 +100,7 @@ def _signals(given: Any) -> tuple[signal.Signals, ...]:
 
 
 def watch(function: Callable[[], Any], notice: Notice) -> None:
-    """Local. Ask a function of the user's every second, in a thread of its own that ends with the notice.
+    """Local. Call a function of the user's every second, in a thread of its own that ends with the notice.
 
     Args:
         function: Returns whether the job is about to end.

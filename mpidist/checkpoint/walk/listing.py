@@ -57,7 +57,7 @@ def list_together(
 def arrays_to_write(
     found: Found, communicator: Communicator, counter: int | None
 ) -> tuple[list[ArrayToWrite], list[str]]:
-    """Local. List what is to be written.
+    """Local. List the arrays to write.
 
     Args:
         found: The objects.

@@ -39,7 +39,7 @@ class Match:
 
 
 def match_objects(found: Found, file: SavedFile, done: set[str], number: int) -> Match:
-    """Local. Choose what is to be restored, and check that all of it fits before any of it is restored.
+    """Local. Choose the values to restore, and check that all of them fit before one is restored.
 
     Args:
         found: The objects.
@@ -85,7 +85,7 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
 
 
 def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple[list[str], list[str]]:
-    """Local. Find what an object whose state is by variables has not taken over, since it has other variables.
+    """Local. Find the values that an object with state by variables has not taken, since it has other variables.
 
     Args:
         found: The objects.
@@ -107,10 +107,10 @@ def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple
     others: list[str] = []
     for parent, its in named.items():
         entries = _find(found, file, parent)
-        # What is held by number is taken by number.
+        # State that is stored by number is restored by number.
         if not isinstance(entries, dict) or any(map(str.isdecimal, entries)):
             continue
-        # Without these two a variable is as whole as with them.
+        # A variable is complete without these two, too.
         if not parent.rpartition("/")[2].startswith((COMPRESSION, MASTER_COPY)):
             lacking += [leaf_path for leaf_path, saved_as in its if saved_as not in entries]
         others += [array.name for key, array in entries.items() if key not in own]
