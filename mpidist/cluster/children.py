@@ -19,7 +19,7 @@ from pathlib import Path
 from mpidist.failures.deaths import WATCH
 
 _PR_SET_PDEATHSIG = 1
-# Of a number of a process in the pipe: less than a page is written in one piece.
+# The size of a process number in the pipe: less than a page is written at once.
 _NUMBER_BYTES = 8
 _READ_BYTES = 1 << 16
 # Where the kernel has no process descriptors, a child looks so often whether its parent lives.

@@ -28,11 +28,11 @@ _LOOPBACK = ipaddress.ip_address("127.0.0.1")
 _VERSION_SECONDS = 60
 # 0: `srun` lets the other ranks continue when one fails or dies.
 _SRUN_KILLS = "SLURM_KILL_BAD_EXIT"
-# By these ways of UCX the death of a rank may end another one of its host. By "cma" a rank reads large messages out of
-# the sender's memory: with MPICH 5.0.2 it ended in 5 of 6 runs where a worker was killed while its result of 160 MB was
-# on its way. By "tcp" ranks of one host keep a connection beside shared memory: the other end ended, by a segmentation
-# fault or "unexpected error: Connection reset by remote peer", in 5 of 306 runs where a rank was killed that sent 40
-# bytes at a time. Without them, none of 6 and none of 255. Several hosts need "tcp".
+# With these transports of UCX the death of a rank may end another one of its host. With "cma" it reads large messages
+# from the sender's memory: with MPICH 5.0.2 it ended in 5 of 6 runs where a worker was killed while its result of 160
+# MB was being sent. With "tcp" ranks of one host keep a connection beside shared memory: the other end ended, by a
+# segmentation fault or "unexpected error: Connection reset by remote peer", in 5 of 306 runs where a rank was killed
+# that sent 40 bytes at a time. Without them, none of 6 and none of 255. Several hosts need "tcp".
 _UCX_TLS, _ON_ONE_HOST, _ON_HOSTS = "UCX_TLS", "^cma,tcp", "^cma"
 # The names, in that variable, of sets of ways among which is that one.
 _SETS = {"cma": {"all", "cma", "sm", "shm"}, "tcp": {"all", "tcp"}}

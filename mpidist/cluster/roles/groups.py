@@ -84,7 +84,7 @@ class _End:
         if communicator.is_closed or communicator.processes[self._chief] in WATCH.dead:
             return True
         try:
-            # Of one sender: after the death of another rank a look at all senders may be an error.
+            # From one sender: after the death of another rank a probe for any sender may be an error.
             while mpi.iprobe(source=self._chief, tag=tag):
                 kind, said = mpi.recv(source=self._chief, tag=tag)
                 if kind == _END:

@@ -129,7 +129,7 @@ def _seen(job: str) -> dict[str, str]:
         shown = _ask("scontrol", "show", "job", job)
     except LauncherError:
         return {}
-    # Of a heterogeneous job, whose components Slurm shows with a blank line between them, the first one.
+    # The first component of a heterogeneous job: Slurm shows a blank line between components.
     lines = [line for line in shown.strip("\n").partition("\n\n")[0].splitlines() if _LINES.match(line)]
     return {name: value for line in lines for name, _, value in (word.partition("=") for word in line.split())}
 
