@@ -25,9 +25,9 @@ TYPES = {"f": "float", "d": "double"}
 LEAST_ARRAYS = 3
 # More arrays at once are more than the processor fetches ahead.
 MOST_ARRAYS = 8
-# Of an array: a call costs 5 us.
+# The least size of an array: a call costs 5 us.
 LEAST_BYTES = 1 << 16
-# What NumPy has added up before the compiler is loaded: it has then lost as much time as loading takes.
+# Bytes that NumPy adds up before the compiler is loaded: by then it has lost the time that loading takes.
 LOAD_AFTER_BYTES = 1 << 33
 # The number of independent sums of squares, which a processor computes at the same time.
 _LANES = 16

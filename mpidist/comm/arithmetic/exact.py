@@ -147,7 +147,7 @@ def small_enough(part: AnyArray, dtype: np.dtype[Any], count: int) -> AnyArray |
     limit = int(np.iinfo(dtype).max) // count
     if dtype.itemsize < _WHOLE.itemsize:
         return part.astype(dtype) if -limit <= int(part.min()) <= int(part.max()) <= limit else None
-    # Of the upper halves, below which is less than one of them.
+    # The limit of the upper halves: all lower halves together are less than one unit of them.
     limit >>= _HALF_BITS
     return joined(part, dtype) if -limit <= int(part[0].min()) <= int(part[0].max()) < limit else None
 

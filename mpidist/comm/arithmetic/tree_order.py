@@ -17,7 +17,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half
 from mpidist.options import ReduceOp
 
-# Of each row. The blocks of all rows should stay in a cache while they are combined.
+# The size of a block of a row. The blocks of all rows should stay in a cache while they are combined.
 BLOCK_BYTES = 1 << 15
 
 

@@ -9,7 +9,7 @@ from mpidist.comm.group.agreement import name_ranks
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import PACKAGES
 
-# By this variable NCCL takes ranks of one host for ranks of several.
+# The variable that makes NCCL treat ranks of one host as ranks of several hosts.
 NCCL_HOST = "NCCL_HOSTID"
 
 

@@ -34,7 +34,7 @@ from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
 
-# Of the communicator on which the communication thread works: one beside each communicator.
+# The purpose of the communication thread's communicator: there is one for each communicator.
 PURPOSE = "asynchronous reductions"
 
 

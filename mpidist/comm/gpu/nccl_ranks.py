@@ -23,7 +23,7 @@ START_SECONDS = 120.0
 END_SECONDS = 30.0
 _STEP = "starting NCCL"
 
-# Those of this process that have not been destroyed, and the module that made each. They come and go on all their ranks
+# The objects of this process that were not destroyed, and the module that made each. Their ranks add and remove them
 # together.
 _open: dict[Identity, tuple[Any, Any]] = {}
 

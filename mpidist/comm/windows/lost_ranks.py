@@ -11,7 +11,7 @@ from mpidist.failures.deaths import IS_SILENT, WATCH, Process
 
 # The kernel has received nothing for too long, or has no route any more.
 _SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-# Of a rank that others know, and this one does not yet.
+# The process of a rank that other ranks know, and this one does not yet.
 _UNKNOWN = Process("an unknown host", 0, "")
 
 

@@ -12,7 +12,7 @@ from mpidist.comm.arithmetic.gathering import gather
 
 # Where row 0 begins, and the number of bytes in a row; then the numbers of the rows.
 _HEADER = struct.Struct("<QQ")
-# Of the rows in an answer, which the rank that has them copies, and of the numbers in a question.
+# The size of the rows in one answer, which their owner copies, and of the numbers in one request.
 _PIECE_BYTES = 16 << 20
 
 

@@ -73,7 +73,7 @@ class Connection:
         self._take = take
         self._queue: deque[memoryview] = deque()
         self._header = memoryview(bytearray(_HEADER.size))
-        # Of the frame that is coming: kind, place and size; None while its header comes.
+        # The frame that is being received: kind, place and size; None while its header is received.
         self._frame: tuple[Kind, int, int] | None = None
         self._into = self._header
         self._got = 0

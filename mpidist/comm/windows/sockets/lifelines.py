@@ -46,7 +46,7 @@ class Lifelines:
         self._watch = watch = _Watch(door, losses, len(far))
         self.close = weakref.finalize(self, watch.close)
         watch.thread.start()
-        # Of each two ranks the lower one calls.
+        # The lower one of two ranks opens the connection.
         for rank in far:
             if rank > communicator.rank:
                 door.call(rank)
@@ -80,7 +80,7 @@ class _Watch:
         self._poll = select.epoll()
         self._poll.register(door.bell, select.EPOLLIN)
         self._poll.register(self._end, select.EPOLLIN)
-        # By descriptor the rank at the other end and the connection.
+        # For each descriptor the rank at the other end and the connection.
         self._links: dict[int, tuple[int, socket.socket]] = {}
         self.thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
 

@@ -42,7 +42,7 @@ logger = logging.getLogger("mpidist")
 
 # So many may be at their handshake at a time: a stranger may call very often.
 _CALLERS = 64
-# Between two calls of a rank that does not answer.
+# Seconds between two calls of a rank that does not answer.
 _PAUSE_SECONDS = 0.05
 THREAD = "mpidist-window"
 

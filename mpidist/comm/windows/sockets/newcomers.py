@@ -19,7 +19,7 @@ from mpidist.comm.windows.sockets.addresses import Address, call
 from mpidist.comm.windows.sockets.handshake import LIMIT_SECONDS, RefusedError, receive, send
 from mpidist.failures.deaths import Process
 
-# Of a request, and whether an answer is a rank, with its length. A pickle is read only of a job of the same version.
+# The header of a request, and that of an answer: whether it is a rank, and its length. Versions must agree.
 _LENGTH = struct.Struct("<Q")
 _ANSWER = struct.Struct("<BQ")
 _MAX_REQUEST_BYTES = 1 << 16

@@ -43,7 +43,7 @@ logger = logging.getLogger("mpidist")
 
 # The time after the last message in which it polls; then it sleeps in the kernel.
 SPIN_SECONDS = 2e-4
-# Of a rank that has joined.
+# The largest first message of a rank that has joined.
 _MAX_HELLO_BYTES = 1 << 16
 # Seconds between two checks for deaths, while this rank waits for an answer.
 _LOOK_SECONDS = 0.05
@@ -71,7 +71,7 @@ class SocketWindow(Window):
         door, _ = open_door(communicator, options, admits_later=admits_later)
         self._begin(communicator.rank, heap_sizes, communicator.processes, door)
         here = door.addresses[self.rank].place
-        # Of each two ranks the lower one calls.
+        # The lower one of two ranks opens the connection.
         self._hold(rank for rank in range(self.rank + 1, self.size) if door.addresses[rank].place != here)
 
     def _begin(self, rank: int, heap_sizes: tuple[int, ...], processes: Sequence[Process], door: Door) -> None:
@@ -85,7 +85,7 @@ class SocketWindow(Window):
         self._hello = NOTHING
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door.bell, selectors.EVENT_READ)
-        # By rank those that this rank has opened, and all that are open.
+        # The connections that this rank has opened, by rank, and all open connections.
         self._ours: dict[int, Connection] = {}
         self._open: set[Connection] = set()
         self._messages: deque[tuple[int, bytes]] = deque()
