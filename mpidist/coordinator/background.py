@@ -7,7 +7,7 @@ import time
 import weakref
 from typing import Any, Protocol
 
-# Between two looks.
+# Seconds between two looks.
 _NAP_SECONDS = 0.001
 
 

@@ -138,7 +138,7 @@ def _globals_of(fn: object, seen: set[int]) -> Iterator[Use]:
     function = getattr(fn, "__func__", fn)
     if not isinstance(function, types.FunctionType) or id(function) in seen or _has_a_name(function):
         return
-    # Those of `fn` itself identify the function: see `identity`.
+    # The variables of `fn` itself identify the function: see `identity`.
     variables = [Use(_Cells(function), name, value, "variable") for name, value in _cells(function)] if seen else []
     seen.add(id(function))
     yield from variables

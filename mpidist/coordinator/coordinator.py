@@ -160,7 +160,7 @@ class ClusterCoordinator(FixedAttributes):
             try:
                 work, inputs = self._functions.work(fn, *arguments)
             except EndOfDataError as error:
-                # Of a value that it takes: as if that had not been there yet.
+                # The error of an argument: the result has it, as if the argument had not existed yet.
                 value = self._value(0)
                 value.set(ClosureEnd(0, End.AT_END, portable(error)))
                 return value
@@ -357,7 +357,7 @@ class ClusterCoordinator(FixedAttributes):
         end = self._queue.error
         if end is None:
             return
-        # What waits ends now; what runs ends by itself, since its update may be decided already.
+        # Waiting functions end now; running ones end by themselves, since their updates may be decided already.
         with self._station.whole:
             self._chief.do(self._queue.cancel())
         while self._queue.in_flight:

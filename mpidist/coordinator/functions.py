@@ -20,7 +20,7 @@ from mpidist.parameter_server.protocol.references import HandleOf, dump_argument
 from mpidist.parameter_server.queue.work import Name, Work
 from mpidist.recorder.recorder import name_of_function
 
-# What is kept for the next use.
+# The largest number of functions, and their bytes, that are kept for the next use.
 _MOST_FUNCTIONS = 256
 _MOST_BYTES = 64 << 20
 
@@ -114,7 +114,7 @@ class SentFunctions:
         self._kept: OrderedDict[tuple[Any, ...], _Function] = OrderedDict()
         self._datasets: weakref.WeakKeyDictionary[Dataset, _SentDataset] = weakref.WeakKeyDictionary()
         self._bytes = 0
-        # Of functions and datasets.
+        # The number of functions and datasets.
         self._count = 0
         # The names of functions, and of what has changed: that was said.
         self._said: set[tuple[str, str]] = set()
@@ -266,7 +266,7 @@ def is_of_this_process(given: object) -> bool:
     if isinstance(given, (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)):
         return given not in (sys.stdin, sys.stdout, sys.stderr)
     if isinstance(given, ctypes.CDLL):
-        # By its name another process may find another library, or none.
+        # Another process may load another library by this name, or none.
         return True
     kinds = type(given).__mro__
     # Strategies and communicators; and those of MPI itself.

@@ -50,7 +50,7 @@ class Names:
         self._builds = builds
         self._strategy = strategy
         self._chief = chief
-        # What workers are sent once, by kind and number.
+        # The objects that are sent to a worker once, by kind and number.
         self._names: dict[tuple[str, int], Name] = {}
 
     def handle_of(self, given: object) -> tuple[Any, ...] | None:

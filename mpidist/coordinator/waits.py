@@ -67,7 +67,7 @@ class ChiefWaits:
         # Read by the watchdog's thread: when the wait has begun, and what is done meanwhile.
         self._since: float | None = None
         self._busy: list[Running | Owing | Absent] = []
-        # By closure, or server: the time of its next report.
+        # The time of the next report, by closure or server.
         self._next: dict[Running | Owing | Absent, float] = {}
         WATCHDOG.look_also(self.look)
 

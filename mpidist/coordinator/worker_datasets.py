@@ -54,7 +54,7 @@ class DataSets:
         self._is_at_end = is_at_end
         self._workers = workers
         self._work_of = work_of
-        # What makes the dataset of an iterator, and that dataset.
+        # The functions that make the datasets of iterators, and these datasets.
         self._iterators: weakref.WeakKeyDictionary[
             PerWorkerIterator, tuple[Callable[..., Dataset] | Dataset, PerWorkerValues]
         ] = weakref.WeakKeyDictionary()
