@@ -162,11 +162,11 @@ class DistributedIterator(Iterator[Any]):
                 raise _count_error(rank, self._share.counts[rank], f"only {self._taken}") from None
             raise
         except BaseException:
-            # What follows would be taken for this batch, and a generator that raised looks like the end.
+            # The next element would be taken for this batch, and a generator that has raised looks like the end.
             self.close()
             raise
         self._taken = taken = self._taken + 1
-        # As handed out, and not as read ahead.
+        # The position of the batches given out, not of those read ahead.
         if self._note is not None:
             self._note(self._dataset_number, self._iteration, taken)
         return batch

@@ -125,7 +125,7 @@ class Kept:
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Elements from number `start` on; seeks at no cost among those that were read before."""
         known = self.cardinality()
-        # What the order of the first pass depends on.
+        # All that determines the order of the first pass.
         key = (epoch.salt, *(epoch.inner.get(seed) for seed in self.seeds()))
         while known < 0 or start < known:
             found = self._elements.get(self.pipeline, epoch, key, start)

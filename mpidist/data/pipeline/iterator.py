@@ -63,7 +63,7 @@ class DatasetIterator(Iterator[Any]):
         except StopIteration:
             raise
         except BaseException:
-            # What follows would be taken for this element, and a generator that raised looks like the end.
+            # The next one would be taken for this element, and a generator that has raised looks like the end.
             self.close()
             raise
         # Counted here, not in the reader: a thread may be ahead, and a saved position must not skip what it has read.
