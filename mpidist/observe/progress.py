@@ -86,7 +86,7 @@ class Progress:
             self._bar.set_postfix_str(self._format_values(), refresh=False)
             self._bar.update(steps)
             if self.done == self.total:
-                # Between two draws tqdm lets time pass, and after the last step there is no other one.
+                # tqdm limits the rate of draws, and after the last step there is no other one.
                 self._bar.refresh()
         elif self.done == self.total or time.monotonic() - self._last_line >= self.interval_seconds:
             self._show_line()

@@ -26,7 +26,7 @@ TIMELINE = "timeline.json"
 _WRITE_SECONDS = 1.0
 # Waits below this are not worth a line.
 _SHOWN_SECONDS = 0.001
-# That of closures: no rank waits in them for another one.
+# The number for closures: no rank waits in them for another one.
 _NO_COMMUNICATOR = 0
 
 
