@@ -346,7 +346,7 @@ class Optimizer(FixedAttributes):
             if ACCUMULATES in tree:
                 tree[ACCUMULATES] = list(tree[ACCUMULATES])
         elif self._pending is not None:
-            # What waits for `build` is saved again: a program may be stopped before its first step.
+            # State that waits for `build` is saved again: a program may be stopped before its first step.
             tree.update({name: entries for name, entries in self._pending.items() if name not in ("iterations", RATE)})
         return tree
 

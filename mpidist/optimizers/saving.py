@@ -163,7 +163,7 @@ def require_slots(
             # An average does not begin with a constant.
             if array is None and str(number) in arrays and name != AVERAGE:
                 continue
-            # That of half precision was once of the variable's dtype.
+            # Earlier versions saved the state of half precision in the variable's dtype.
             dtype = None if array is None else state_dtype(array.dtype)
             if array is None or tuple(array.shape) != target.shape or dtype != target.dtype:
                 got = "nothing" if array is None else f"shape {tuple(array.shape)} and dtype {array.dtype}"
