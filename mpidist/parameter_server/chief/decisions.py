@@ -135,7 +135,7 @@ class Decisions:
         )
         self.queue = Closures(self.commits, versions=versions)
         self._scheduler = Scheduler()
-        # What came about closures in a pause.
+        # Messages about closures that arrived in a pause.
         self._held: list[tuple[int, Message]] | None = None
         self.is_deciding = False
         self._heaps = Heaps({server: station.window.heap_sizes[server] for server in servers}, slots, station.name_of)
@@ -270,7 +270,7 @@ class Decisions:
         """
         stepping = self.optimizers[optimizer]
         is_schedule = callable(stepping.learning_rate)
-        # Of a number nothing of the program's runs.
+        # A number runs no code of the program.
         with contextlib.nullcontext() if isinstance(stepping.learning_rate, float) else self._deciding():
             try:
                 rate = rate_at(stepping.learning_rate, iteration, stepping.name)

@@ -40,7 +40,7 @@ class VariableMaker:
         self._station = station
         self._begin = begin
         self._give = give
-        # By server: the variables that were not sent to it yet, and the end of the memory of its heap.
+        # For each server: the variables that were not sent to it yet, and the end of the memory of its heap.
         self._waiting: dict[int, list[NewVariable]] = {}
         self._memory: dict[int, int] = {}
         self._bytes = 0

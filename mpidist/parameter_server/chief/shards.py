@@ -62,7 +62,7 @@ def cells_of(
     else:
         whole, kind = _unconverted(value, array_of)
         if is_on_read and aggregation is VariableAggregation.SUM and kind.kind in "iu":
-            # As other strategies read it: there is one sum for all replicas.
+            # The same rule as in other strategies: there is one sum for all replicas.
             kind = np.dtype(np.uint64 if kind == np.uint64 else np.int64)
         rows = [] if partitioner is None else shards_of(partitioner, whole.shape, kind, name)
         makers = [_given(whole[part]) for part in rows] if len(rows) > 1 else [_given(whole)]
@@ -79,7 +79,7 @@ def _shard_by_shard(
     rows = [slice(0, first)] if partitioner is None else shards_of(partitioner, initial.shape, dtype, name)
     infos = [((one.stop - one.start, *rest), (one.start, *(0 for _ in rest))) for one in rows]
     if initial.placed is not None:
-        # What would be refused is refused here.
+        # Errors of the value are raised here.
         array_of(np.empty((0, *rest), dtype))
         return [_given(Drawn(initial.placed, *info, dtype)) for info in infos]
 

@@ -11,7 +11,7 @@ import numpy as np
 from mpidist.parameter_server.protocol.messages import SLOTS
 from mpidist.variables.kinds.served import HEADER_BYTES, ServedPlace
 
-# What has memory of each slot from the beginning; more comes with the first push that needs it.
+# The part of each slot that has memory from the beginning; the first push that needs more allocates it.
 FIRST_BYTES = 1 << 16
 # Each variable begins on a cache line of its own.
 ALIGNMENT = 64

@@ -32,7 +32,7 @@ class HeapMemory:
     def __init__(self, memory: AnyArray) -> None:
         self._memory = memory
         first = memory.ctypes.data
-        # Of the pages in which the heap is.
+        # The offset of the heap in its first page, and for each page whether it was touched.
         self._begin = first % _PAGE
         self._touched = np.zeros(-(-(self._begin + memory.size) // _PAGE), bool)
         self._is_shared = _is_shared(first)

@@ -62,7 +62,7 @@ class Pushed:
         self._slot_bytes = slot_bytes
         self._end = _HEAD_BYTES
         self._changes: list[Change] = []
-        # Of a change that could not be written: the function may have handled it.
+        # The error of a change that could not be written: the function may have handled it.
         self._error: MemoryError | None = None
         # The beginning of the slot, as long as nothing is written there.
         self._gathered: AnyArray | None = None if slot_bytes < _GATHERED_BYTES else np.empty(_GATHERED_BYTES, np.uint8)

@@ -18,7 +18,7 @@ from mpidist.variables.whole_numbers import changed_rows
 SCATTER = "scatter_"
 # A server that changes rows each time they are read does so often: then it gives a copy itself.
 _TRIES = 3
-# Between two questions for rows that a restore is writing.
+# Seconds between two requests for rows that a restore is writing.
 _WAIT_SECONDS = 0.001
 
 # A change of some rows in a closure: its kind, their numbers, and their values of shape (n, width).

@@ -100,7 +100,7 @@ def read_in_pieces(
         # The version after the next one is made in the buffer that was read; of a table, the next one.
         if int(words[1]) < version + (1 if place.block_rows else 2):
             return Value(version, value)
-        # What is known may have been overwritten.
+        # The known version may have been overwritten.
         known = None
     return None
 

@@ -126,7 +126,7 @@ class Station:
         for rank in range(self.window.size):
             if rank not in gone:
                 self.send(Send(rank, Left(reason)))
-        # What was sent continues while this process is in the window.
+        # Messages are sent on while this process is in the window.
         self.window.poll(_LAST_SECONDS)
         self.window.drop()
 

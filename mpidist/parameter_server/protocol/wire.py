@@ -85,7 +85,7 @@ _LOW = 0xFFFF
 _CLOSURE = _forms("N")
 # Closure, function, and the low bits of the arguments' size, by which a torn message is detected. Arguments follow it.
 _CALLED = _forms("NFH")
-# By their number of steps: number, worker, closure; optimizer, iteration and rate of each step.
+# The forms of commits, by their number of steps: number, worker, closure; optimizer, iteration and rate of each step.
 _COMMITS = [_forms("NRN" + "RNd" * steps) for steps in range(16)]
 _STEP_BYTES = [_COMMITS[1][large].size - _COMMITS[0][large].size for large in range(2)]
 
@@ -205,7 +205,7 @@ _PACK: dict[type[Message], Callable[[Any, int], bytes]] = {
     Do: _pack_do, Push: _pack_push, Prepared: _pack_prepared, Commit: _pack_commit, Applied: _pack_applied,
     Finished: _pack_finished,
 }
-# By three bits of the first byte.
+# The functions by three bits of the first byte.
 _UNPACK: tuple[Callable[[int, int, bytes], Message], ...] = (
     _unpack_do, _unpack_do, _unpack_push, _unpack_prepared, _unpack_commit, _unpack_applied, _unpack_finished,
 )

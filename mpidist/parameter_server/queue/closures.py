@@ -36,7 +36,7 @@ from mpidist.parameter_server.queue.waiting import give_up
 from mpidist.parameter_server.queue.work import Closure, ClosureEnd, End, ResourceEnd, Rules, Work
 from mpidist.parameter_server.queue.worker_table import WorkerRecord, WorkerTable
 
-# Of waiting closures, as in tf.distribute.
+# The largest number of waiting closures, as in tf.distribute.
 QUEUE_SIZE = 256 * 1024
 
 Action: TypeAlias = Send | ClosureEnd | ResourceEnd

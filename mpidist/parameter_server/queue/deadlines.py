@@ -38,7 +38,7 @@ class Deadlines:
 
     limit: float
     seconds: float = 0.0
-    # By rank: what the clock said when the worker began what it does, and the time that it has for that.
+    # For each rank the time at which the worker began its work, by the clock, and the time limit of that work.
     _begun: dict[int, tuple[float, float]] = field(default_factory=dict)
     _number: int = 0
     _asked: float | None = None

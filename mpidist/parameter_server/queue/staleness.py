@@ -35,7 +35,7 @@ class Versions:
     note: Callable[[Update], object] | None = None
     number: int = 0
     late: int = 0
-    # By closure, in the order in which they began: what its attempt reads has at least this version. And the updates
+    # For each closure, in the order of their begin: the least version that its attempt reads. And the updates
     # that some server may not have applied yet.
     _begun: dict[int, int] = field(default_factory=dict)
     _unapplied: dict[int, int] = field(default_factory=dict)

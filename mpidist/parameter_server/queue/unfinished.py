@@ -13,7 +13,7 @@ from mpidist.parameter_server.queue.waiting import Awaiting, Suspects, name_of, 
 from mpidist.parameter_server.queue.work import Closure, Owing, ResourceEnd, Rules, Running, Work
 from mpidist.parameter_server.queue.worker_table import WorkerRecord, WorkerTable
 
-# Of closures under suspicion.
+# The number of suspected closures that an error names.
 _TOLD = 3
 
 

@@ -74,7 +74,7 @@ class VariableServer:
         self._saver: Saver | None = None
         self._variables: dict[int, HeapVariable] = {}
         self._updates: dict[int, Updates] = {}
-        # By closure and attempt the pickled errors of updates that are being applied.
+        # The pickled errors of updates that are being applied, by closure and attempt.
         self._refused: dict[tuple[int, int], bytes] = {}
         self._calls: dict[str, Callable[..., Any]] = {
             "create": self._create_all, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,

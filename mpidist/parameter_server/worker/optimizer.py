@@ -330,13 +330,13 @@ class WorkerOptimizer(Optimizer):
             return super()._build(variables)
 
     def _build(self, variables: Iterable[BaseVariable]) -> UpdatePlan:
-        """As of `Optimizer`. The plan may be one of other variables: another worker was first."""
+        """See `Optimizer`. The plan may be for other variables: another worker was first."""
         if not self._key or self._plan is not None:
             return super()._build(variables)
         return self.build_as(*self._builder.ask(self._key, list(variables)))
 
     def _by_number(self, pairs: Iterable[tuple[Gradient | None, BaseVariable]]) -> dict[int, Gradient]:
-        """As of `Optimizer`; gradients may be those of shards."""
+        """See `Optimizer`; gradients may be those of shards."""
         by_shard: dict[int, tuple[BaseVariable, dict[int, Gradient | None]]] = {}
         others: list[tuple[Gradient | None, BaseVariable]] = []
         for gradient, variable in pairs:

@@ -104,16 +104,16 @@ class Ahead:
         self._known = known
         self._next_do = next_do
         self._is_possible: bool | None = None
-        # Of the closure that runs: when it began, what was pulled for it, what it has read, what it will read, and what
+        # The running closure: its begin, the values pulled for it, what it has read, what it will read, and what
         # it has changed.
         self._since = 0.0
         self._pulls: _Pulls | None = None
         self._read: dict[int, ServedPlace] = {}
         self._unread: set[int] = set()
         self._changed: set[int] = set()
-        # What is pulled for the next one.
+        # The values that are pulled for the next closure.
         self._next: _Pulls | None = None
-        # What each function read when it last ran.
+        # The variables that each function read when it last ran.
         self._last: dict[int, dict[int, ServedPlace]] = {}
         # The shards of each variable that has several.
         self._shards: dict[int, Sequence[int]] = {}
@@ -172,7 +172,7 @@ class Ahead:
                 if old is not None and old is not value:
                     self._replaced[number] = old
                 return value
-        # What is read now may be newer than what is pulled for the next one.
+        # Values that are read now may be newer than those pulled for the next closure.
         self._drop(number)
         return None
 

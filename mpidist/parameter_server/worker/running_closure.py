@@ -98,7 +98,7 @@ class Reads:
         self.known: dict[int, Value] = {}
         self._station = station
         self._is_relaxed = is_relaxed
-        # By function the small variables that it read when it last ran here; and what the one that runs has read.
+        # The small variables that each function read when it last ran here; and those that the running one has read.
         self._last: dict[int, dict[int, ServedPlace]] = {}
         self._now: dict[int, ServedPlace] = {}
         self._function = 0
@@ -186,7 +186,7 @@ class OwnUpdates:
     def __init__(self, station: Station, servers: Sequence[int], is_fenced: Callable[[], bool]) -> None:
         self._station = station
         self._is_fenced = is_fenced
-        # By server: where the slots of closures begin that are not known to be applied.
+        # For each server the begins of slots of closures that are not known to be applied.
         self._unapplied: dict[int, set[int]] = {server: set() for server in servers}
 
     def begin(self, slot: int) -> None:

@@ -86,10 +86,10 @@ class Worker(ServedHome, OwnThreads):
         self._servers = list(servers)
         self._rank = station.window.rank
         self._waiting: deque[Do | Build | Discard] = deque()
-        # What the coordinator names by kind and number: as it was sent, and as it is used.
+        # Objects that the coordinator names by kind and number: as they were sent, and as they are used.
         self._codes: dict[tuple[str, int], bytes] = {}
         self._named: dict[tuple[str, int], Any] = {}
-        # Of these the iterators over own data, by number.
+        # The iterators among these over own data, by number.
         self._own: dict[int, OwnIterator] = {}
         self._builder = Builder(self, station, coordinator, self._find)
         self._closure: RunningClosure | None = None
