@@ -61,7 +61,7 @@ class Strategy(Resource, FixedAttributes):
     _context_class: ClassVar[type[ReplicaContext]] = ReplicaContext
 
     _assignable = frozenset({"is_closed"})
-    # Those of all strategies.
+    # The fixed attributes of all strategies.
     _fixed = frozenset({
         "chief", "communicator", "device", "invitation", "namespace", "options", "pace", "parameter_device", "places",
         "replicas", "roles", "task_id", "task_type",

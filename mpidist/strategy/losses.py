@@ -18,7 +18,7 @@ from mpidist.variables.arena import current_home
 from mpidist.variables.variable import Home
 
 logger = logging.getLogger("mpidist")
-# By the home of a strategy's variables, the rows of the first loss whose batch size was guessed; None after a warning.
+# The rows of the first loss whose batch size was guessed, for each home of variables; None after a warning.
 _first_rows: weakref.WeakKeyDictionary[Home, int | None] = weakref.WeakKeyDictionary()
 
 
@@ -73,7 +73,7 @@ def compute_average_loss(
     else:
         examples = _checked_count(global_batch_size)
     wide = wide_dtype(losses.dtype)
-    # Of no examples on all replicas the mean is 0, and not NaN.
+    # Without examples on all replicas the mean is 0, and not NaN.
     average = losses.sum(dtype=wide) * wide.type(0) if examples == 0 else losses.sum(dtype=wide) / wide.type(examples)
     return average.astype(losses.dtype) if is_half(losses.dtype) else average
 

@@ -78,7 +78,7 @@ def as_array(leaf: Any) -> AnyArray:
         return leaf.component
     if isinstance(leaf, BaseVariable):
         leaf = leaf.value()
-    # Of a matrix or another kind of NumPy's arrays only the numbers are meant, not what it makes of a sum.
+    # A matrix or another subclass of NumPy's arrays counts as its numbers only, without its own arithmetic.
     array = arrays.as_array(leaf) if isinstance(leaf, np.ndarray) else default_array(leaf)
     if isinstance(leaf, int) and array.dtype.kind in "uO":
         raise ValueError(
@@ -129,7 +129,7 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
         return collective.all_reduce(array, op)[()]
     _components(collective, op, [array], axis)
     axes = _axes(array, axis)
-    # What is left may have the same shape where ranks reduce along others.
+    # The rest may have the same shape on ranks that reduce along other dimensions.
     with collective.log.begin("reduce along axes", axes, None, meets=False).surround():
         if op is ReduceOp.MEAN:
             return _mean(collective, array, axes)

@@ -221,7 +221,7 @@ class ParameterServerStrategy(Strategy):
             say(str(error))
             flush()
             time.sleep(ending.FORWARD_SECONDS)
-            # As others die: Open MPI's launcher was seen to end the job after exit codes.
+            # By a signal, since Open MPI's launcher may end the job after an exit code.
             os.kill(os.getpid(), signal.SIGKILL)
 
     def serve(self) -> None:
@@ -343,7 +343,7 @@ class ParameterServerStrategy(Strategy):
             with station.awaited(set(range(window.size)) - {window.rank}, "end the window"):
                 window.close()
             return
-        # What was sent continues while this process is in the window. The window ends with the process: others wait for
+        # Messages are sent on while this process is in the window. The window ends with the process: others wait for
         # that, and would take a farewell message for a sign of life.
         window.poll(_LAST_SECONDS)
 

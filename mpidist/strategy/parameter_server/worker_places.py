@@ -20,7 +20,7 @@ class WorkerPlaces:
     def __init__(self, roles: ServerRoles) -> None:
         self.ranks = list(roles.workers)
         self._roles = roles
-        # By rank, of those that were given one: index and process.
+        # The index and the process of each rank that has a place.
         self._given: dict[int, tuple[int, Process]] = {}
         self._next = roles.group.size
 
