@@ -11,7 +11,7 @@ from mpidist.comm.group.agreement import name_ranks
 from mpidist.errors import MismatchError, mark_shared
 from mpidist.variables.memory.arena_memory import ArenaMemory
 
-# Of a variable on one rank: its name and checksum; the checksum is None where the node's first rank speaks for all.
+# A variable on one rank: its name and checksum; None where the node's first rank has the checksum for all.
 _Seen = dict[int, tuple[str, int | None]]
 
 

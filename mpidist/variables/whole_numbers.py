@@ -10,7 +10,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import first_misfit
 
-# Of the name of the method that subtracts; `add_array` gets what was given to it with the other sign.
+# The name of the method that subtracts; `add_array` gets its argument with the other sign.
 SUBTRACT = "assign_sub"
 # The methods by the name in the message to a server.
 METHODS = {"add": "assign_add", "sub": SUBTRACT}

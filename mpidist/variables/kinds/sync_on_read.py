@@ -140,7 +140,7 @@ class SyncOnReadVariable(OnReadVariable):
 
         Inside `variable_sync_on_read_context` it is the aggregate in replica context, too.
         """
-        # Of a variable of no strategy the aggregate is the component, and a copy.
+        # Without a strategy the aggregate is a copy of the component.
         is_own = context.in_replica() or (self.is_per_replica and self._is_in_replica())
         return self.component if is_own and not _reading.aggregates else self.aggregate()
 

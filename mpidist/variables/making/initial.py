@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray
 
-# Of a value that is made in pieces: 2 MB in float64.
+# The size of a piece of a value that is made piece by piece: 2 MB in float64.
 _PIECE_ELEMENTS = 1 << 18
 
 

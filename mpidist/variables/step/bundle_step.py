@@ -112,7 +112,7 @@ def _chunk_bytes(arena: ArenaMemory) -> int:
         return arena.options.bytes_per_pack
     if arena.namespace is not np:
         return GPU_BLOCK_BYTES
-    # Of many nodes a ring takes larger arrays only.
+    # With many nodes a ring takes larger arrays only.
     ring_from = ring_begins(len(arena.communicator.node_sizes))
     return CHUNK_BYTES if ring_from == NEVER else max(CHUNK_BYTES, ring_from)
 

@@ -54,7 +54,7 @@ class VariablePass:
         self._own: list[tuple[int, Block]] = []
         # Parameters in node memory, gradients and state private to each rank: one rank per node writes parameters.
         self._copied: list[tuple[int, Block]] = []
-        # Of half precision: sums of gradients, and what takes them in float32.
+        # For half precision: sums of gradients, and the arrays that get them in float32.
         self._narrow: list[tuple[AnyArray, AnyArray]] = []
         for bundle, chosen in bundles:
             if is_in_order:

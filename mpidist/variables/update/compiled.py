@@ -22,7 +22,7 @@ from mpidist.variables.update.kernel import Update
 from mpidist.variables.update.llvm_text import Loop, loop_of, text_of
 from mpidist.variables.update.overflow import Overflow
 
-# Of parameters that a rank updates in a step. Loading the compiler takes a tenth of a second and some 10 MB.
+# The least bytes of parameters that a rank updates in a step. Loading the compiler takes 0.1 s and some 10 MB.
 LEAST_BYTES = 1 << 20
 # The fraction of a table's bytes that counts, since a step changes only some rows: one in this many.
 TABLE_SHARE = 64

@@ -9,7 +9,7 @@ from typing import Protocol
 from mpidist.arguments import number
 from mpidist.arrays import AnyArray
 
-# What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
+# The data of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
 # 256 KB is best for SGD and for Adam, 128 KB up to a tenth slower; 16 KB costs a factor of 1.5 to 2 in calls.
 BLOCK_BYTES = 1 << 18
 # On a GPU a block is the work of one kernel, long enough that starting the kernel does not count.
@@ -59,12 +59,12 @@ class LayerKernel(ABC):
     @property
     @abstractmethod
     def slots(self) -> Mapping[str, complex]:
-        """Local. As of a `Kernel`."""
+        """Local. See `Kernel.slots`."""
 
     @property
     @abstractmethod
     def scratch_count(self) -> int:
-        """Local. As of a `Kernel`."""
+        """Local. See `Kernel.scratch_count`."""
 
     @abstractmethod
     def direct(self, step: int, /) -> Update | None:
