@@ -168,7 +168,7 @@ def as_array(value: Any) -> AnyArray:
         if not _is_bfloat16(value):
             raise
         return lend(value)
-    # What NumPy does not know becomes an object.
+    # NumPy makes an object array of unknown types.
     is_unknown = array.dtype.hasobject and not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__")
     return lend(value) if is_unknown else array
 

@@ -19,8 +19,8 @@ PLAIN = {str, bytes, bool, int, float, complex, types.NoneType}
 
 # The walk does not enter objects of these packages: none is the user's, and some lead to all that the program has.
 _OPAQUE = sys.stdlib_module_names | {"numpy", "h5py", "mpi4py"}
-# Of the standard library these, too, hold what is the user's. A `ChainMap` has its dictionaries as an attribute, and so
-# shows also what the first of them hides of the others.
+# These classes of the standard library also hold the user's objects. A `ChainMap` has a list of dictionaries, and so
+# also yields values of keys that an earlier dictionary hides.
 _OPENED = (types.SimpleNamespace, ChainMap)
 # Packages of this library.
 _OPAQUE_HERE = {
