@@ -176,7 +176,7 @@ class Checkpoint(NestedCheckpoint):
         Args:
             found: The objects, see `find_objects`.
             path: The file's name.
-            work: What rank 0 does with the directory before and after.
+            work: Rank 0's work in the directory before and after.
             count: The number of saves with this one, which is part of the file; None does not count it.
 
         Returns:
@@ -324,7 +324,7 @@ class Saves:
 
     Attributes:
         count: Their number, in this program and before the restored checkpoint.
-        seconds: What the last one took on this rank; None before the first one of this program.
+        seconds: The duration of the last save on this rank; None before the first one of this program.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ def write_checkpoint(
     Args:
         communicator: The ranks that write.
         path: The file's name; a missing directory is made.
-        arrays: What to write, in the same order on every rank.
+        arrays: The arrays to write, in the same order on every rank.
         shared: See `layout.encode_index`.
         work: Done by rank 0 in the same rounds of agreement: its failure, too, is one of all ranks.
 

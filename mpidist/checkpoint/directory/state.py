@@ -105,7 +105,7 @@ def read_state(directory: str, otherwise: DirectoryState | None = None) -> Direc
 
     Args:
         directory: Where it is.
-        otherwise: What counts where the file is lost, or damaged, which is then a warning.
+        otherwise: The state if the file is lost, or damaged, which is then a warning.
 
     Returns:
         Its content, or `otherwise`: None by default, where there is no such file.

@@ -32,7 +32,7 @@ class Exchange:
         """Collective. Begin the next one.
 
         Args:
-            reason: What this rank knows.
+            reason: The reason of which this rank has a notice.
             milliseconds: Since when.
             has_failed: Whether it makes no further step.
         """

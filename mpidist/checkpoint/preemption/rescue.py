@@ -143,7 +143,7 @@ class Rescue:
     """Local. Saves the last checkpoint after an exception, for one handler.
 
     Args:
-        checkpoint: What is saved.
+        checkpoint: The checkpoint or manager that saves.
         group: The ranks that save together.
         sibling: The same ranks, on a communicator without pending messages.
         notice: The notice of this rank.
@@ -253,7 +253,7 @@ class Rescue:
         It returns where there is nothing to do: no notice has come, or the ranks cannot meet any more.
 
         Args:
-            error: What has ended the step here.
+            error: The exception that has ended the step here.
             waits: Whether the notice may still arrive: the error has left the program, which would end.
 
         Returns:

@@ -64,7 +64,7 @@ class Found:
         modules: The modules and checkpoints that the walk has passed.
         lost: Values that the program may change and that would not be saved, by path.
         caches: Paths of arrays that are not saved either, since they are in attributes of modules that begin with `_`.
-        numbers: What objects have as plain numbers, by path; the numbers of a list, dictionary or set together.
+        numbers: The plain numbers of objects, by path; the numbers of a list, dictionary or set together.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def _writes_what_is_its_own(_role: int | None) -> bool:
     Only one process of a group may write: all of them would write the same files.
 
     Args:
-        _role: What the answer depends on, besides the launcher's environment.
+        _role: The role on which the answer depends, besides the launcher's environment.
     """
     if not is_chief(SoloCommunicator()):
         return False

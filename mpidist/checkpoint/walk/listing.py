@@ -29,7 +29,7 @@ def list_together(
 
     Args:
         communicator: The ranks that have to agree.
-        step: What is being done, for the error.
+        step: The operation, for the error.
         function: Gives a result and one line for each object. Must not communicate.
         path: The path of the checkpoint, which must be the same, too.
 
