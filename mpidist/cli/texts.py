@@ -15,7 +15,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
     Args:
         path: The file.
-        errors: What becomes of bytes that are no UTF-8, as `bytes.decode` takes it.
+        errors: The treatment of bytes that are no UTF-8, as in `bytes.decode`.
 
     Raises:
         ValueError: It cannot be read, or is no UTF-8; the text names the file.

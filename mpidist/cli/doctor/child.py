@@ -15,7 +15,7 @@ class NoAnswerError(Exception):
     """The child process has no answer; the text is the last line that it wrote, or how it ended.
 
     Attributes:
-        printed: What it had printed until then.
+        printed: Its output until then.
     """
 
     def __init__(self, why: str, printed: str = "") -> None:

@@ -21,7 +21,7 @@ class Finding:
     Attributes:
         subject: A few words.
         state: "ok"; "note", which costs time, or limits what can be done; or "wrong", with which programs fail.
-        text: What was found.
+        text: The finding in words.
         fix: The command or advice that fixes it; empty where there is nothing to fix.
         data: The numbers and names of the text, for programs.
     """

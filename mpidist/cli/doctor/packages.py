@@ -89,7 +89,7 @@ def look_at_packages(gpus: Sequence[str]) -> Iterator[Finding]:
     """Local. Look at HDF5, at the extra for faster steps, and, where there are GPUs and CuPy, at CuPy's libraries.
 
     Args:
-        gpus: Those that are visible.
+        gpus: The visible GPUs.
     """
     try:
         # Loaded by name: a broken HDF5 is a finding, whatever it raises.

@@ -24,7 +24,7 @@ class RankPlace(NamedTuple):
     Attributes:
         host: Its host.
         node: The number of its node, whose ranks share memory.
-        cores: Those that it may use.
+        cores: The cores that it may use.
         threads: The number of BLAS threads that the user sets; None where a strategy sets it.
         versions: Versions by names.
     """

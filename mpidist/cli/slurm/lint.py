@@ -17,7 +17,7 @@ class LintFinding(NamedTuple):
 
     Attributes:
         line: Its line, from 1.
-        text: What happens, and the fix.
+        text: The problem, and the fix.
     """
 
     line: int

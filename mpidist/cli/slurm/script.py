@@ -137,10 +137,10 @@ class JobScript:
     """A script for `sbatch`.
 
     Attributes:
-        options: Those that Slurm reads.
+        options: The options that Slurm reads.
         late_options: The lines of those below the first command, which Slurm ignores.
         misplaced_options: The lines of those that Slurm takes for comments.
-        commands: Those of the shell.
+        commands: The shell's commands.
     """
 
     options: list[Option] = field(default_factory=list)
