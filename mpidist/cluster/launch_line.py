@@ -90,7 +90,7 @@ def launch_line(
     """Local. The line that starts a program.
 
     Args:
-        starter: What starts it.
+        starter: The program that starts it.
         ranks: Number of ranks, at least 1.
         command: The words of the program.
         hosts: The hosts on which it runs, in the order of ranks; default: this one, or those of the Slurm job.

@@ -62,7 +62,7 @@ def reached_by_all(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
 
     Args:
         own: Addresses with their networks, "10.1.0.5/16".
-        others: Those of the other hosts.
+        others: The addresses of the other hosts.
     """
     mine = [ipaddress.ip_interface(one) for one in own]
     if not mine:

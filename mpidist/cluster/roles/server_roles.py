@@ -30,7 +30,7 @@ class ServerRoles:
             is not the communicator of `agree_on_roles`, the caller of that function closes it.
         chief: The rank of the coordinator, 0; an evaluator is its own chief.
         workers: The ranks of the workers, in the order of their indices; none for an evaluator.
-        servers: Those of the parameter servers, likewise.
+        servers: The ranks of the parameter servers, likewise.
         resolver: Describes the cluster; if nothing else gave this rank its task, it gets it now.
     """
 
