@@ -62,7 +62,7 @@ def loop_text(
     """Local. The text of a function over `%count` elements, in LLVM's language.
 
     Args:
-        arguments: Those after the count.
+        arguments: The arguments after the count.
         lines: The lines of the loop, for the element `%i`.
         step: The number of elements in one iteration of the loop; the count is a multiple of it.
         carried: Lines that begin the loop, for values of the round before: from `%entry` and from `%body`.
@@ -83,7 +83,7 @@ def rows_text(arguments: str, outer: Sequence[str], lines: Sequence[str]) -> str
     """Local. The text of a function over `%count` rows of `%width` elements each, at least one, in LLVM's language.
 
     Args:
-        arguments: Those after the count and the width.
+        arguments: The arguments after the count and the width.
         outer: Lines for the row `%i`.
         lines: Lines for the element `%j` of the row.
     """

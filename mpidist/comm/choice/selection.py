@@ -149,7 +149,7 @@ def open_backend(
         implementation: The name of the backend.
         communicator: The ranks.
         options: The options of the communication.
-        sizes: Those of `find_sizes`, the same on every rank; default: those of any machine.
+        sizes: The result of `find_sizes`, the same on every rank; default: sizes for any machine.
     """
     def open_host() -> Backend:
         return _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))

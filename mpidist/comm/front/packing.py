@@ -85,7 +85,7 @@ def all_reduce_list(
         op: See `all_reduce_nest`.
         in_place: See `all_reduce_nest`.
         bytes_per_pack: See `all_reduce_nest`.
-        keys: What else must be the same on all ranks, where there are several leaves; see `tree.keys`.
+        keys: Further values that must be the same on all ranks, where there are several leaves; see `tree.keys`.
     """
     if len(leaves) == 1 or collective.communicator.size == 1:
         return [_one(collective, leaf, op, in_place=in_place) for leaf in leaves]

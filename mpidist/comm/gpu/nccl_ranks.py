@@ -76,7 +76,7 @@ class _Owned:
     """The communicators of NCCL over one communicator of MPI, which frees this.
 
     Attributes:
-        living: Those that something on this rank still uses; when they are dropped differs between ranks.
+        living: The objects that are in use on this rank; ranks drop them at different times.
         identities: The identities of all; the same on every rank.
     """
 

@@ -92,7 +92,7 @@ def exchange(communicator: Communicator, step: str, value: T, error: Exception |
 
     Args:
         communicator: The ranks that have to agree.
-        step: What is being done, for the error.
+        step: The operation, for the error.
         value: Picklable; it is not read if there is an error.
         error: The error of this rank.
 
@@ -125,7 +125,7 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
 
     Args:
         communicator: The ranks that wait for rank 0.
-        step: What is being done, for the error.
+        step: The operation, for the error.
         function: Must not communicate. Its result must be picklable.
 
     Returns:

@@ -33,7 +33,7 @@ class Handle:
 
     Attributes:
         is_waited: Whether `wait` was called.
-        error: What `wait` raises; None before it is done.
+        error: The error that `wait` raises; None before it is done.
     """
 
     __slots__ = ("_finish", "_is_done", "_name", "_reduce", "_result", "error", "is_waited")

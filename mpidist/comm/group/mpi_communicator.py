@@ -45,7 +45,7 @@ class _Introduction(NamedTuple):
     Attributes:
         process: Its process.
         identity: The identity of the communicator, if the first rank says it.
-        offered: What it has dropped; see `mpidist.comm.group.resource`.
+        offered: The objects that it has dropped; see `mpidist.comm.group.resource`.
         page: The address of its page.
         job_directory: For files of the ranks, if the first rank names one.
         cores: The cores of its process.

@@ -100,7 +100,7 @@ def check_launcher(size: int, version: str) -> None:
 
     Args:
         size: The number of ranks in `MPI_COMM_WORLD`.
-        version: What the library says of itself.
+        version: The library's version string.
     """
     place = launch.read()
     if place is not None and place.size > 1 and size == 1:

@@ -88,7 +88,7 @@ def look(
     Args:
         processes: The processes of all ranks of a communicator.
         rank: This rank.
-        shown: What each rank's `show` returned.
+        shown: The result of each rank's `show`.
         directory: For the files; empty if there is none.
         job: A name for this group of ranks, the same on all of them.
     """

@@ -145,7 +145,7 @@ def give_back_offered(offers: Iterable[Mapping[Identity, int]]) -> None:
     """Collective. Give back what every rank of its group has offered.
 
     Args:
-        offers: What `offered` returned on each rank.
+        offers: The result of `offered` on each rank.
     """
     counts: Counter[Identity] = Counter()
     sizes: dict[Identity, int] = {}

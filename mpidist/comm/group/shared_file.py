@@ -111,7 +111,7 @@ def open_shared(shown: Shown, folder: Path | None) -> int:
     """Local. Open a file that another process of this node has made.
 
     Args:
-        shown: What that process shows.
+        shown: The address that the process has sent.
         folder: The directory of a file with a name, None where it has none.
 
     Returns:

@@ -89,7 +89,7 @@ class Connection:
             kind: The kind of the frame.
             at: A place in a heap.
             size: The number of bytes.
-            body: What follows the header; it must not change until it is sent.
+            body: The bytes after the header; they must not change until they are sent.
 
         Raises:
             BrokenConnectionError: The connection has ended.

@@ -53,7 +53,7 @@ class WrittenFile:
 
     Args:
         directory: For the file; made where it is missing.
-        content: What to write.
+        content: The content of the file.
         here: The address of a rank on this host, to call another job's chief from.
 
     Raises:
@@ -145,7 +145,7 @@ def connect(directory: Path, found: JoinFile, here: Address) -> socket.socket:
 
     Args:
         directory: The directory of the file, for the text.
-        found: What it says.
+        found: The content of the file.
         here: The address of this process.
 
     Raises:
