@@ -27,7 +27,7 @@ class Use(NamedTuple):
     Attributes:
         space: Where it is bound.
         name: Itself.
-        value: What it was bound to when the function was sent.
+        value: The object to which it was bound when the function was sent.
         kind: The kind, for the texts of errors.
     """
 

@@ -53,8 +53,8 @@ class _SentDataset(NamedTuple):
 
     Attributes:
         number: The number of it.
-        names: What a worker must have been sent; itself is the last.
-        held: What it captures.
+        names: The names that a worker must have received; its own is the last.
+        held: The objects that it captures.
     """
 
     number: int

@@ -66,7 +66,7 @@ def resume(
         dataset: This worker's own, which continues with the next pass.
         dataset_fn: See `ClusterCoordinator.create_per_worker_dataset`.
         place: The place of this worker.
-        parts: What each worker is to read, by its index.
+        parts: The part that each worker reads, by its index.
 
     Raises:
         ValueError: The dataset is another one than when the position was saved.
