@@ -54,7 +54,7 @@ class ShuffleSeed:
         Args:
             epoch: The pass.
             number: The place of the dataset among those that the pass opens.
-            seeds: Those of the opened dataset. The drawn ones get values that follow from this seed and from `number`.
+            seeds: The opened dataset's seeds. Drawn ones get values that follow from this seed and from `number`.
         """
         drawn = list(dict.fromkeys(seed for seed in seeds if seed.drawn))
         if not drawn:

@@ -192,7 +192,7 @@ class _Open:
     Attributes:
         pipeline: The pipeline.
         blocks: Its items that were not requested yet.
-        rest: What is left of the last block.
+        rest: The rest of the last block.
         is_ended: Whether all items were taken.
     """
 
