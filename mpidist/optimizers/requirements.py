@@ -85,7 +85,7 @@ def listed(given: Iterable[T], what: str, owner: str) -> list[T]:
 
     Args:
         given: The list, or another collection or iterator.
-        what: What it must hold, for the error.
+        what: The expected content, for the error.
         owner: The optimizer, for the error.
 
     Raises:
