@@ -73,7 +73,7 @@ class Iterations(MutableMapping[int, int]):
     """`Optimizer.iterations`, by the number of the optimizer: what the program sets or restores is what commits count.
 
     Args:
-        optimizers: That the program has not dropped.
+        optimizers: The optimizers that the program has not dropped.
     """
 
     def __init__(self, optimizers: Mapping[int, Optimizer]) -> None:

@@ -78,7 +78,7 @@ class Updates:
         kernel: The arithmetic.
         options: For the work around it.
         slots: For each variable number its state, in the order of `UpdateArithmetic.slots`.
-        byte_count: That an update changes. Where it is large enough, updates are compiled.
+        byte_count: The number of bytes that an update changes. Where it is large enough, updates are compiled.
         has_halves: Whether some variables are of half precision.
     """
 

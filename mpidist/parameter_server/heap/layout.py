@@ -125,7 +125,7 @@ class Heaps:
     Args:
         heap_sizes: By the rank of the server.
         slots: The slots of each heap.
-        name_of: What to call a rank.
+        name_of: Returns the name of a rank.
     """
 
     def __init__(self, heap_sizes: Mapping[int, int], slots: Slots, name_of: Callable[[int], str]) -> None:

@@ -38,7 +38,7 @@ def read_whole(station: Station, place: ServedPlace, known: Value | None = None,
     Args:
         station: The station of this process.
         place: The place of the variable.
-        known: What was read before. It is good for an unchanged variable, and else its memory is used again where
+        known: The last value read. It is returned for an unchanged variable; else its memory is reused where
             there is no other reference to it: new memory costs more than the copy.
         is_relaxed: Whether the array may hold a part of the version after it.
 
@@ -67,7 +67,7 @@ def read_in_pieces(
     Args:
         window: To the server.
         place: The place of the variable.
-        known: What was read before; returned for an unchanged variable.
+        known: The last value read; returned for an unchanged variable.
         memory: For the value; by default new memory.
         is_relaxed: See `read_whole`.
         piece_bytes: The number of bytes between two pauses; default: no pause.

@@ -28,7 +28,7 @@ class _Wait(NamedTuple):
 
     Attributes:
         ranks: The ranks that it waits for. May become fewer meanwhile.
-        what: What they are to do: "apply a write".
+        what: The action that is awaited: "apply a write".
         since: When it began.
     """
 
@@ -41,7 +41,7 @@ class Awaited:
     """The waits of this process: `with awaited(ranks, what)` surrounds each one.
 
     Args:
-        name_of: What to call a rank: "ps 1".
+        name_of: Returns the name of a rank: "ps 1".
         key_of: The process of a rank.
 
     Attributes:
@@ -64,7 +64,7 @@ class Awaited:
 
         Args:
             ranks: The ranks that it waits for; a set may become smaller meanwhile.
-            what: What they are to do.
+            what: The action that is awaited.
         """
         self._next = _Wait(ranks, what, time.monotonic())
         return self

@@ -40,7 +40,7 @@ class Station:
 
     Args:
         window: To the others.
-        name_of: What to call a rank: "worker 1".
+        name_of: Returns the name of a rank: "worker 1".
         key_of: The process of a rank.
         needed: The ranks without which training cannot continue: coordinator and servers.
         whole: Surrounds what an interrupt must not tear apart; on the chief a `Whole`.
@@ -194,7 +194,7 @@ class Station:
 
         Args:
             rank: The process.
-            name: What is wanted.
+            name: The name of the call.
             arguments: Picklable.
 
         Raises:
@@ -219,7 +219,7 @@ class Station:
 
         Args:
             rank: The process.
-            name: What is wanted.
+            name: The name of the call.
             number: The number that `post` has returned. If this call is interrupted it can be waited for again.
 
         Raises:

@@ -47,7 +47,7 @@ class Define(NamedTuple):
     Attributes:
         kind: "function", "dataset", "variable", "sharded" for a variable of several shards, or "optimizer".
         number: The number of this kind; never used again.
-        code: What it is, pickled.
+        code: The pickled object.
     """
 
     kind: str
@@ -259,7 +259,7 @@ class CutDone(NamedTuple):
 
     Attributes:
         number: The number of the cut.
-        outcome: What the share returned, pickled; of one that failed, the pickled exception.
+        outcome: The pickled result of the share, or its pickled exception.
         traceback: The text of the exception; empty if there was none.
     """
 
@@ -315,7 +315,7 @@ class Call(NamedTuple):
 
     Attributes:
         call: Its number.
-        name: What is wanted.
+        name: The name of the call.
         arguments: Its pickled arguments.
     """
 

@@ -95,8 +95,8 @@ class Closures(Book):
         """Local. Add a closure. Returns its number and what is to be done.
 
         Args:
-            work: What it calls.
-            rules: What the user wants of it.
+            work: The function that it calls.
+            rules: The user's options for it.
             now: The time, in seconds; always of the same clock.
             inputs: The closures whose results its arguments take; none of them has ended. It ends as the first of them
                 that has no result.
@@ -153,7 +153,7 @@ class Closures(Book):
         Args:
             rank: The worker. Nothing happens if it is lost already.
             now: The time.
-            how: What is known of it, for the error of that closure.
+            how: The known cause, for the error of that closure.
         """
         worker = self._workers.lose(rank)
         if worker is None:

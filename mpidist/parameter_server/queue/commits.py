@@ -36,7 +36,7 @@ class Attempt(NamedTuple):
         worker: The worker that has pushed it.
         closure: The closure.
         attempt: The attempt.
-        servers: That hold a part of the update.
+        servers: The servers that hold a part of the update.
         optimizers: The optimizers that make a step, in order; one that steps twice comes twice.
     """
 
@@ -68,7 +68,7 @@ class Commits:
         iterations: The iterations of each optimizer, the number of steps so far; may be set, from a checkpoint for
             instance.
         saving: The servers that have not saved the last cut.
-        saved: What the others have said of it.
+        saved: The answers of other servers about it.
         refused: By the numbers of own writes, the pickled exception of a variable that could not be changed.
         unapplied: By the numbers of own writes, the servers that have not applied them.
     """
@@ -245,7 +245,7 @@ class Commits:
 
         Args:
             server: The server.
-            message: What it says.
+            message: The server's message.
 
         Raises:
             RuntimeError: It had nothing to save.

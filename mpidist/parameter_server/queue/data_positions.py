@@ -81,8 +81,8 @@ class Positions:
         Args:
             number: The number of the iterator; nothing happens if it is none.
             rank: The worker, which joins.
-            before: Those that had its place, which are lost.
-            fresh: What it reads where none of them has begun.
+            before: The lost workers that had its place.
+            fresh: The part that it reads if none of them has begun.
 
         Returns:
             What it is to read; None where it begins like a worker of the beginning.
@@ -130,7 +130,7 @@ def deal(parts: Sequence[PassPart], workers: int) -> list[list[PassPart]]:
     """Local. Deal what is left over some workers, so that each element is read once.
 
     Args:
-        parts: What is left, at least one.
+        parts: The remaining parts, at least one.
         workers: Their number. As many as there were get what they had; fewer read several parts, one after another;
             more share them.
     """

@@ -54,7 +54,7 @@ class Deadlines:
 
         Args:
             rank: The worker.
-            sends: What has to reach it before.
+            sends: The messages that have to reach it before.
             is_loading: Whether it loads a function and its arguments.
         """
         allowed = self.limit * LOADING if is_loading else self.limit + sum(map(_bytes_of, sends)) / _BYTES_PER_SECOND
@@ -98,7 +98,7 @@ class Deadlines:
         """Local. The ranks of workers that have run a function for too long. Resources may take any time.
 
         Args:
-            workers: Those that are not lost.
+            workers: The workers that are not lost.
         """
         return [rank for rank, one in workers.items() if one.runs() is not None and self._is_late(rank)]
 

@@ -34,7 +34,7 @@ class Resources:
         """Local. Let every worker make a resource. Returns its number and what is to be sent.
 
         Args:
-            work: What makes it.
+            work: The function that makes it.
         """
         self._number += 1
         self._works[self._number] = work
@@ -45,7 +45,7 @@ class Resources:
 
         Args:
             number: The number of the resource.
-            work: What makes it.
+            work: The function that makes it.
         """
         self._works[number] = work
         for worker in self.workers.values():
@@ -81,7 +81,7 @@ class Resources:
 
         Args:
             rank: The worker.
-            message: What it says.
+            message: The worker's message.
             now: The time, in seconds.
         """
         worker = self.workers.get(rank)

@@ -26,7 +26,7 @@ class Book:
 
     Attributes:
         workers: The workers that are not lost, by rank.
-        resources: What each worker has a copy of.
+        resources: The resources of which each worker has a copy.
     """
 
     commits: Commits

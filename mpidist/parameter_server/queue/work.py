@@ -22,7 +22,7 @@ class Name(NamedTuple):
     Attributes:
         kind: See `Define`.
         number: Equal numbers of a kind are the same thing.
-        code: What it is, pickled.
+        code: The pickled object.
     """
 
     kind: str
@@ -36,8 +36,8 @@ class Work(NamedTuple):
     Attributes:
         function: The function.
         arguments: The pickled arguments.
-        captured: What the function names: in order, so that each names only what is before it.
-        named: What the arguments name, likewise.
+        captured: The objects that the function names, in an order in which each names only earlier ones.
+        named: The objects that the arguments name, likewise.
         held: The objects that must not be freed before the work has ended.
         data: The iterators over workers' own datasets that it takes, as resources.
         label: The name of the function, for display.

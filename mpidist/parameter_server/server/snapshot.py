@@ -92,7 +92,7 @@ class Cutting:
 
     Attributes:
         live: The blocks that are neither saved nor copied, with their bytes.
-        copied: Those that are copied and not saved.
+        copied: The blocks that are copied and not saved.
         waiting: The actions that are not done, in order.
     """
 
@@ -155,7 +155,7 @@ class Saver:
     """Local. Saves a cut in a thread of its own.
 
     Args:
-        save: What to save.
+        save: The values to save.
         variables: The variables of this server, by number.
         cutting: The state of this server; no other code uses it before `done`.
 

@@ -103,7 +103,7 @@ class OwnIterator(Iterator[Any]):
 
     Args:
         dataset: The dataset, from its beginning.
-        parts: What it reads instead, one after another: each opens a part.
+        parts: The parts that it reads instead, one after another: each opens a part.
 
     Attributes:
         number: Its number as a resource; 0 before the worker knows it.

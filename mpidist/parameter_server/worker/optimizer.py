@@ -78,7 +78,7 @@ class WorkerPlan:
         order: The calls of this worker, which no other rank makes.
         number: The number of the optimizer.
         name: The name of the optimizer.
-        variables: That it updates.
+        variables: The variables that it updates.
         options: The options of the optimizer.
     """
 

@@ -91,7 +91,7 @@ class Ahead:
 
     Args:
         station: The station of this process.
-        known: What this worker has read last of each variable, by number.
+        known: The last value of each variable that this worker has read, by number.
         next_do: Gives the closure that waits for the one that runs, if it has come.
 
     Attributes:

@@ -50,7 +50,7 @@ class RunningClosure:
 
     Attributes:
         do: The same.
-        pushed: What it sends to servers, by their ranks.
+        pushed: The pushes to servers, by their ranks.
         optimizers: The numbers of those whose steps it makes, in their order.
         values: The values of variables, by number, as this closure reads them.
         added: By the numbers of variables, what was changed and is not in `values`, since most closures never read it.
@@ -91,7 +91,7 @@ class Reads:
         is_relaxed: See `read_whole`.
 
     Attributes:
-        known: What was read last of each variable, by number.
+        known: The last value read of each variable, by number.
     """
 
     def __init__(self, station: Station, *, is_relaxed: bool) -> None:

@@ -36,7 +36,7 @@ class _Name(NamedTuple):
         name: A name for display and errors.
         get: Gives what it is bound to now.
         bind: Binds it to something.
-        value: What it was bound to.
+        value: The object to which it was bound.
     """
 
     name: str
@@ -49,7 +49,7 @@ class _Content(NamedTuple):
     """A container, and what was in it.
 
     Attributes:
-        name: That by which the function reaches it.
+        name: The name by which the function refers to it.
         container: Itself.
         content: A copy; nothing in it is copied.
     """
