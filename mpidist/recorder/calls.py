@@ -145,7 +145,7 @@ class Calls:
         """Local. Note that a call begins.
 
         Args:
-            name: What the program called, the same on all ranks.
+            name: The name of the called function, the same on all ranks.
             call: The call, if there is more to say. It is kept: the same object again takes no memory.
             code: The code of the whole call; by default that of its name and its owner.
             owner: The number of the strategy whose call it is; 0: no strategy's.
