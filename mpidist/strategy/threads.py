@@ -37,7 +37,7 @@ def fair_threads(own: int, together: int, ranks: int) -> int:
 
     Args:
         own: Number of cores that the rank may use.
-        together: That of the cores of all ranks of the node.
+        together: The number of cores of all ranks of the node.
         ranks: Number of these.
     """
     # Where the launcher has bound each rank to cores of its own, this is the number of these.

@@ -86,7 +86,7 @@ class JoinedStrategy(ParameterServerStrategy):
 
     Args:
         window: To the others.
-        welcome: What the chief has said.
+        welcome: The chief's answer.
     """
 
     def __init__(self, window: JoinedWindow, welcome: Welcome) -> None:
