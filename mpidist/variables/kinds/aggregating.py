@@ -21,9 +21,9 @@ class AggregatingVariable(MirroredVariable):
     """A variable of `CentralStorageStrategy`: there is one on each node, and replicas aggregate what they write.
 
     Args:
-        arguments: Those of `MirroredVariable`.
+        arguments: The arguments of `MirroredVariable`.
         copies: This rank's copies, where it computes on a GPU and the variable is in host memory; else None.
-        keywords: Those of `MirroredVariable`.
+        keywords: The keyword arguments of `MirroredVariable`.
     """
 
     def __init__(self, *arguments: Any, copies: DeviceCopies | None = None, **keywords: Any) -> None:

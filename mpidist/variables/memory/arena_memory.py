@@ -82,7 +82,7 @@ class ArenaMemory(Home, ABC):
     Attributes:
         replicas: The constructor's argument.
         communicator: All ranks of the strategy: they have the variables, make steps together, and save them.
-        options: Those of the replicas.
+        options: The options of the replicas.
         namespace: The module of the variables' arrays: `numpy`, or `cupy`.
         calls: Notes what all these ranks do together.
         collective: Over the replicas: gradients and values of variables are combined by it.

@@ -37,7 +37,7 @@ def wanted(shared: bool | None, options: CommunicationOptions, summed_by: str | 
     Args:
         shared: The user's choice.
         options: The options of the strategy's communication.
-        summed_by: What the user asked for that makes a collective sum the gradients, None if nothing.
+        summed_by: The user's option that makes a collective sum the gradients, None without one.
         on_gpu: Whether the variables are on GPUs.
 
     Raises:

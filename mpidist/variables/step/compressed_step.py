@@ -36,7 +36,7 @@ class CompressedReduction:
         bundle: The bundle of a plan.
         gradients: This rank's, by the numbers of the variables, increasing; in their shapes.
         compression: Sums gradients that are large enough.
-        states: What earlier steps have left out, by number; kept up to date.
+        states: The errors of earlier steps, by number; kept up to date.
     """
 
     def __init__(

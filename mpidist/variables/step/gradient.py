@@ -82,7 +82,7 @@ def require_same_gradients(
         communicator: The ranks.
         gradients: By number, if they are sums already; None for gradients that are still to be summed, on every rank
             alike.
-        variables: That the numbers count.
+        variables: The variables that the numbers index.
     """
     same_on_all(
         communicator, "the gradients given with skip_gradients_aggregation=True (checksums)",

@@ -61,7 +61,7 @@ class Plan:
         bundles: The bundles of the variables with dense gradients.
         tables: The variables with sparse gradients, by number.
         gradients: Writable views of this rank's, in the shapes of the variables; of a table an array without rows.
-        compression_states: What this rank's compressed gradients have left out, by number; see `CompressionErrors`.
+        compression_states: The errors of this rank's compressed gradients, by number; see `CompressionErrors`.
     """
 
     def __init__(

@@ -171,7 +171,7 @@ class Step:
 
         Args:
             update: `update(parameter, gradient, slots, scratch)` on flat blocks, in place; may overwrite `gradient`.
-            numbers: What the update depends on, which must be the same on all ranks.
+            numbers: The numbers on which the update depends, which must be the same on all ranks.
 
         Raises:
             MismatchError: The ranks do not pass the same variables or numbers, or are not at the same step.

@@ -25,7 +25,7 @@ class VariablePass:
 
     Args:
         arena: The arena of the variables.
-        bundles: Those of the plan, with the numbers of the variables in each.
+        bundles: The bundles of the plan, with the numbers of the variables in each.
         numbers: All the numbers, the same on every rank.
         tables: The tables of the variables whose gradients are rows: only merged rows are measured and updated.
 

@@ -148,7 +148,7 @@ class UpdateArithmetic:
             keep: The parameter is first multiplied with it.
             factor: The gradient is first multiplied with it.
             clips: Then clip the gradient by value.
-            keeps_gradient: What the update leaves in the gradient is read later.
+            keeps_gradient: Whether the content that the update leaves in the gradient is read later.
             moves: See `UpdateSettings`.
         """
         clipvalue = self.clipvalue if clips else None

@@ -77,8 +77,8 @@ class Program:
 
     Attributes:
         names: The arrays that the program loads or stores, in the order of its arguments: p, g, s0, s1, ...
-        loaded: Those whose first value counts.
-        stored: Those that the program changes.
+        loaded: The arrays whose first value counts.
+        stored: The arrays that the program changes.
         statements: In their order.
         scalars: The numbers of this step.
         widens: Whether a number is of a wider dtype than the blocks, or rounded: then NumPy computes in a wider one.
