@@ -18,7 +18,7 @@ class Launcher:
     """One row of the table: the variables in which a launcher gives a process its rank.
 
     Attributes:
-        name: What a user calls it.
+        name: Its usual name.
         rank: Variable with the rank.
         size: Variables with the number of ranks, the first one that is set counts.
         node_rank: Variable with the rank within the node.

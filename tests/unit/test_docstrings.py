@@ -97,8 +97,9 @@ def test_public_docstrings_name_the_errors() -> None:
         if error not in (value.__doc__ or "")
     ]
     for name, kind in classes().items():
-        makers = [getattr(vars(kind).get(maker), "__func__", vars(kind).get(maker)) for maker in CONSTRUCTORS]
-        # Not those of enumerations and data classes, which Python has made.
-        makers = [one for one in makers if inspect.isfunction(one) and one.__code__.co_filename.startswith(FOLDER)]
-        found += [f"{name}: {error}" for one in makers for error in raised(one) if error not in (kind.__doc__ or "")]
+        for maker in CONSTRUCTORS:
+            function = getattr(vars(kind).get(maker), "__func__", vars(kind).get(maker))
+            # Not those of enumerations and data classes, which Python has made.
+            if inspect.isfunction(function) and function.__code__.co_filename.startswith(FOLDER):
+                found += [f"{name}: {error}" for error in raised(function) if error not in (kind.__doc__ or "")]
     assert not found, "\n".join(sorted(found))
