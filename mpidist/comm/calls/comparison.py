@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpidist.comm.calls import text as call_text
 from mpidist.comm.calls.signature_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
 from mpidist.comm.calls.text import HINT, UNKNOWN, mismatch, owned_by, taken, told, where_called
+from mpidist.comm.calls.wide_page import WidePage
 from mpidist.errors import MismatchError, RankError, mark_shared
 from mpidist.recorder.calls import Calls, describe
 
@@ -41,7 +42,7 @@ class CallComparison:
     # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
         "_awaits", "_batch", "_calls", "_depth", "_is_compared", "_is_interrupted", "_mark_before", "_meets",
-        "_messages", "_others", "_own", "_shown", "_step", "_taken", "_word", "_words", "barrier", "broken",
+        "_messages", "_others", "_own", "_shown", "_step", "_taken", "_tell", "_word", "_words", "barrier", "broken",
         "is_across", "is_asked", "is_shown", "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
@@ -58,6 +59,7 @@ class CallComparison:
         self._batch, self._taken = (0, 0, 0), 0
         self.page: CallPage | None = None
         self.barrier: Callable[[], None] | None = None
+        self._tell: Callable[[int], None] | None = None
         self._words: memoryview | None = None
         self._own = (0, 0)
         self._others: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -77,18 +79,24 @@ class CallComparison:
         if messages is not None:
             self._messages, self.is_across = messages, True
         if page is not None:
-            self.page, self._words, self._own, self._others = page, page.words, page.own, page.others
+            self.page, self._words, self._own, self._others = page, page.words, page.own, page.looked_at
+            self._tell = page.tell if isinstance(page, WidePage) else None
 
     def show_call(self) -> None:
         """Local. Let the end of this call compare it: all ranks will have come, but not by the node's barrier."""
         if (words := self._words) is not None:
             number = self.number
-            if self._shown < number - 1:
+            is_first = self._shown < number - 1
+            if is_first:
                 # A rank that is one call behind, and stays there, compares that one.
                 words[self._own[1 - (number & 1)]] = (number - 1) * NUMBER + self._mark_before
             self._shown = number
             words[self._own[number & 1]] = self._word = number * NUMBER + self.mark
             self._awaits = self._meets
+            if (tell := self._tell) is not None:
+                if is_first:
+                    tell(number - 1)
+                tell(number)
 
     def show_refusal(self) -> None:
         """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out."""
@@ -221,8 +229,8 @@ class CallComparison:
         """
         self.mark = self._taken = 0
         self._awaits = False
-        if self._words is not None and not keeps_call:
-            self._words[self._own[self.number & 1]] = self.number * NUMBER
+        if self.page is not None and not keeps_call:
+            self.page.settle(self.number)
         if self.is_across:
             self._messages.forget()
 

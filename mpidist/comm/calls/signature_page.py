@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from threading import Lock
 
 # The bytes of a rank in the page: words and a text. No two ranks write to one cache line in a call.
-PAGE_BYTES = 512
+PAGE_BYTES = 640
 _WORDS = PAGE_BYTES // 8
 # The words: two for calls, with even and with odd numbers; two for barriers; what the text is about, and the number of
 # the call that it tells of; whether the rank has left a call in the middle; whether a rank calls all others out of
-# what they wait in (of the first rank; all write there); and whether this rank has come out.
+# what they wait in (of the first rank; all write there); and whether this rank has come out. On further cache lines:
+# the release of a barrier in a tree, and SLEEPS words behind a word the count until which a rank sleeps on it; of the
+# first rank, where all write, whether any rank has left a call in the middle, and those of `wide_page.py`.
 _CALL_WORDS, _BARRIER_WORD, FLAGGED, _TEXT_WORD, _NUMBER_WORD, _BROKEN_WORD = 0, 2, 1, 4, 5, 6
-_CALLED_WORD, _OUT_WORD, _TEXT_BEGIN = 7, 8, 72
+_CALLED_WORD, _OUT_WORD, _RELEASE_WORD, SLEEPS, _ANY_BROKEN_WORD, WIDE_WORDS, _TEXT_BEGIN = 7, 8, 9, 8, 16, 18, 192
 # A word is the number of a call, in 41 bits; a flag for an interrupt; and the checksum of this call and all before it.
 # So few bits are enough: if checksums of different calls happen to be equal, the next ones are not.
 _HASH_BITS = 22
@@ -28,6 +31,17 @@ _WAITS = MEETINGS + MEETINGS - 1
 _DIFFERENCE_SECONDS = 0.5
 # The other ranks are in the same call, or on their way: their texts come within this time.
 _TEXT_SECONDS = 2.0
+_LOCK = Lock()
+
+
+def order_stores() -> None:
+    """Local. Let all ranks see this rank's stores before it looks at any other word.
+
+    x86 may move a load in front of an earlier store to another address (Intel SDM 3A, 9.2.3.4), but not in front of an
+    atomic operation, such as taking a lock.
+    """
+    with _LOCK:
+        pass
 
 
 class CallPage:
@@ -48,9 +62,15 @@ class CallPage:
         words: The memory as words of eight bytes, each of which is read and written in one piece.
         own: By the parity of a call's number: where this rank's word is.
         others: By the parity: where the other ranks' words are.
+        looked_at: By the parity: the words that are the same as this rank's at the end of a call, or are looked at
+            closely.
         own_barrier, others_barriers: Where this rank's and the others' words for barriers are. FLAGGED words further is
             the count of the last barrier in which a rank has shown an interrupt.
+        barriers, releases: Where all ranks' words for barriers and releases are.
+        is_wide: Whether there are so many ranks that none looks at all others in each call.
     """
+
+    is_wide = False
 
     def __init__(self, memory: memoryview, ranks: Sequence[int], place: int) -> None:
         self.memory = memory
@@ -60,7 +80,10 @@ class CallPage:
         self.own = (even, even + 1)
         others = [other * _WORDS for other in range(len(ranks)) if other != place]
         self.others = (tuple(one + _CALL_WORDS for one in others), tuple(one + _CALL_WORDS + 1 for one in others))
+        self.looked_at = self.others
         self.others_barriers = tuple(one + _BARRIER_WORD for one in others)
+        self.barriers = [one * _WORDS + _BARRIER_WORD for one in range(len(ranks))]
+        self.releases = [one * _WORDS + _RELEASE_WORD for one in range(len(ranks))]
         self._place = place
         self._differs_since = math.inf
 
@@ -74,6 +97,14 @@ class CallPage:
         Others may be behind this rank, or ahead of a call in which ranks do not meet.
         """
         return any((mark ^ other) & HASH for other in self._marks(number))
+
+    def sees_difference(self, number: int, mark: int) -> bool:
+        """Local. As `differs`, in a rank that waits: a difference that it alone has seen counts, too."""
+        return self.differs(number, mark)
+
+    def settle(self, number: int) -> None:
+        """Local. Show no checksum any more: all ranks know that those of the call of this number differ."""
+        self.words[self.own[number & 1]] = number * NUMBER
 
     def differing_ranks(self, number: int) -> list[int]:
         """Local. The ranks that have shown a call of this number, as this rank has, and it is another one."""
@@ -90,7 +121,7 @@ class CallPage:
 
         Such a rank may be about to raise an error that all ranks share; therefore a difference must last.
         """
-        if not (self.differs(number, mark) or self.broken_ranks()):
+        if not (self.sees_difference(number, mark) or self.broken_ranks()):
             self._differs_since = math.inf
             return False
         self._differs_since = min(self._differs_since, time.monotonic())
@@ -149,7 +180,8 @@ class CallPage:
         numbers: set[int] = set()
         for place, rank in enumerate(self.ranks):
             while not (is_there := self._has_text(place, about)) and time.monotonic() < end:
-                time.sleep(0.0005)
+                # Many ranks that look often would keep the last ones from writing theirs.
+                time.sleep(0.0005 * max(1, len(self.ranks) // 8))
             if is_there:
                 numbers.add(self.words[place * _WORDS + _NUMBER_WORD])
                 texts[rank] = self.text(rank)
@@ -160,6 +192,7 @@ class CallPage:
         if not self.words[self._place * _WORDS + _BROKEN_WORD]:
             self.write(number, number, why)
             self.words[self._place * _WORDS + _BROKEN_WORD] = 1
+            self.words[_ANY_BROKEN_WORD] = 1
             # Ranks that wait for this one see that it is not in their call.
             self.words[self.own[number & 1]] = number * NUMBER + (mark ^ 1)
 
@@ -199,4 +232,6 @@ class CallPage:
 
     def broken_ranks(self) -> list[int]:
         """Local. The ranks that have left a call in the middle."""
+        if not self.words[_ANY_BROKEN_WORD]:
+            return []
         return [rank for place, rank in enumerate(self.ranks) if self.words[place * _WORDS + _BROKEN_WORD]]

@@ -18,7 +18,7 @@ from mpidist.failures.deaths import WATCH
 _SPINS = 2000
 # Once in so many looks MPI gets a chance to progress: the rank that this one waits for may wait in MPI until this one
 # sends or receives, and MPI need not make progress outside its calls (MPI 4.1, 2.9).
-_PROGRESS_LOOKS = 64
+PROGRESS_LOOKS = 64
 
 
 class NodeBarrier:
@@ -78,14 +78,18 @@ class NodeBarrier:
                 if looks > self._spins:
                     # It also releases the GIL, so that other threads of this process continue during a long wait.
                     os.sched_yield()
-                    if looks % _PROGRESS_LOOKS == 0:
-                        self._progress()
-                        # A rank in another call may never come.
-                        order.look(self._has_met)
-                        if WATCH.dead:
-                            self._node.require_whole("a barrier of the node")
+                    if looks % PROGRESS_LOOKS == 0:
+                        self._look_around()
         if not is_same:
             self._look_closely(least, word)
+
+    def _look_around(self) -> None:
+        """Let MPI progress, and look whether those that this rank waits for will come."""
+        self._progress()
+        # A rank in another call may never come.
+        self._order.look(self._has_met)
+        if WATCH.dead:
+            self._node.require_whole("a barrier of the node")
 
     def _has_met(self) -> bool:
         return all(self._words[other] >= self._least for other in self._others)

@@ -1,0 +1,102 @@
+"""A barrier of many ranks of a node: they arrive up a tree and are released down it, so that each looks at a few.
+
+A rank shows that it has arrived when all its children have, and beside that what marks there are in its part of the
+tree. The first rank knows those of all ranks then, and its verdict goes down with the release: all ranks raise the same
+error in the same barrier. No rank arrives at the next barrier before its parent has released it, and none releases
+before all below have arrived; so nobody changes a word that another has yet to read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.rank_tree import children_of, parent_of
+from mpidist.comm.calls.signature_page import FLAG, HASH, NUMBER, SLEEPS, CallPage, order_stores
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.memory.node_barrier import PROGRESS_LOOKS, NodeBarrier
+from mpidist.comm.memory.sleepers import Sleepers
+
+# A rank that has waited for longer than a time slice sleeps: by giving its core away for turns it would keep it from
+# those that have work. The first time is short, since what MPI has to do meanwhile may not be known.
+_YIELDS_SECONDS = 0.005
+_FIRST_SLEEP_SECONDS, _LONGEST_SLEEP_SECONDS = 0.005, 0.08
+# A part of the tree in which marks differ shows another mark than its first rank's.
+_UNLIKE = 0x2AAAAA
+_DIFFERS = 1
+
+
+class TreeBarrier(NodeBarrier):
+    """Two words for each rank: the count of its arrival with the mark of its part of the tree, and that of its release.
+
+    Local. It takes the arguments of `NodeBarrier`.
+    """
+
+    def __init__(self, node: Communicator, page: CallPage, order: CallOrder, core_count: int) -> None:
+        super().__init__(node, page, order, core_count)
+        arrivals, releases = page.barriers, page.releases
+        parent = parent_of(node.rank)
+        self._children = tuple(arrivals[child] for child in children_of(node.rank, node.size))
+        self._release = releases[node.rank]
+        self._parent_release = None if parent is None else releases[parent]
+        self._sleepers = Sleepers(page.memory)
+
+    def go_on_at(self, count: int) -> None:
+        """Local. See `NodeBarrier.go_on_at`."""
+        super().go_on_at(count)
+        self._words[self._release] = self._least
+
+    def __call__(self) -> None:
+        """Collective over the node. See `NodeBarrier.__call__`."""
+        words = self._words
+        self._least = least = self._least + NUMBER
+        word = least + self._order.mark
+        flag, differs = word & FLAG, False
+        for child in self._children:
+            if (seen := words[child]) < least:
+                seen = self._wait(child, least)
+            if seen != word:
+                flag |= seen & FLAG
+                differs = differs or (seen ^ word) & HASH > 0
+        self._show(self._own, (word | flag) ^ (_UNLIKE if differs else 0), least)
+        verdict = flag | differs
+        if self._parent_release is not None:
+            if (seen := words[self._parent_release]) < least:
+                seen = self._wait(self._parent_release, least)
+            verdict = seen & (FLAG | _DIFFERS)
+        if self._children:
+            self._show(self._release, least | verdict, least)
+        if verdict:
+            self._order.meet(least // NUMBER, differs=bool(verdict & _DIFFERS))
+
+    def _show(self, place: int, word: int, least: int) -> None:
+        """Change a word of this rank, and wake those who sleep until then."""
+        self._words[place] = word
+        # Else this rank could miss one that says so now and has not seen the new word.
+        order_stores()
+        if self._words[place + SLEEPS] == least:
+            self._sleepers.wake(place)
+
+    def _wait(self, place: int, least: int) -> int:
+        """Wait until a word of another rank has counted so far; returns the word."""
+        words, looks, end, seconds = self._words, 0, 0.0, _FIRST_SLEEP_SECONDS
+        while (seen := words[place]) < least:
+            looks += 1
+            if looks <= self._spins:
+                continue
+            now = time.monotonic()
+            end = end or now + _YIELDS_SECONDS
+            if now < end:
+                # Both ways release the GIL.
+                os.sched_yield()
+                if looks % PROGRESS_LOOKS == 0:
+                    self._look_around()
+                continue
+            words[place + SLEEPS] = least
+            # The system compares the word behind an atomic operation: who changes it before sees that this rank sleeps.
+            self._sleepers.sleep(place, seen, seconds)
+            seconds = min(2 * seconds, _LONGEST_SLEEP_SECONDS)
+            if words[place] < least:
+                self._look_around()
+        return seen
