@@ -15,7 +15,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combination import Combination
 from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half, open_quiet
-from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
+from mpidist.comm.arithmetic.slices import own_slice, slices_of
 from mpidist.comm.backends.lane import Lane
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES
@@ -57,9 +57,9 @@ class DirectCopies:
         self._piece_bytes = piece_bytes
         self._combination, self._lane = combination, lane
         self._is_pair, self._quietly = size == 2, open_quiet()
-        # So many ranks of each node have a slice, and this rank's is kept by the size of the array.
+        # So many ranks of each node may have a slice, and this rank's is kept by the size of the array.
         self._slice_count = min(communicator.node_sizes)
-        self._slices: dict[int, slice] = {}
+        self._slices: dict[tuple[int, int], slice] = {}
         self._span_pieces = max(1, across_bytes // piece_bytes)
         self._rows = np.empty((size, piece_bytes), np.uint8)
 
@@ -87,9 +87,9 @@ class DirectCopies:
             total: Takes the result; may be `source`.
             op: The operation.
         """
-        own = self._slices.get(source.size)
+        own = self._slices.get((source.size, source.itemsize))
         if own is None:
-            own = self._own_slice(source.size)
+            own = self._own_slice(source.size, source.itemsize)
         itemsize = source.itemsize
         length = max(1, self._piece_bytes // itemsize)
         # Several pieces that are side by side go across nodes at once.
@@ -160,12 +160,11 @@ class DirectCopies:
             copy[...] = own
         return rows
 
-    def _own_slice(self, count: int) -> slice:
+    def _own_slice(self, count: int, itemsize: int) -> slice:
         """This rank's slice of an array of `count` elements; empty where the rank has none."""
         if len(self._slices) == _KEPT:
             self._slices.clear()
-        mine = cut_evenly(count, self._slice_count)[self._rank] if self._rank < self._slice_count else slice(0, 0)
-        self._slices[count] = mine
+        mine = self._slices[count, itemsize] = own_slice(count, itemsize, self._rank, self._slice_count)
         return mine
 
 

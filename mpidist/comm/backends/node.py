@@ -17,14 +17,16 @@ import numpy as np
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.combination import Combination
 from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half, open_quiet
-from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
+from mpidist.comm.arithmetic.slices import own_slice, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.direct_copies import DirectCopies, piece_bytes
 from mpidist.comm.backends.lane import Lane
 from mpidist.comm.backends.mpi import MpiBackend
 from mpidist.comm.backends.shared_blocks import SharedBlocks
+from mpidist.comm.calls.rank_tree import MOST_FLAT
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.resource import end_all
+from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.peer_memory import open_peer_memory
 from mpidist.comm.memory.shared_buffers import SharedBuffers
 from mpidist.options import CommunicationOptions, ReduceOp
@@ -92,7 +94,9 @@ class NodeBackend(Backend):
         self._has_allocated = False
         self._is_in_order = self._combination.is_in_order
         at_once = min(self._blocks.block_bytes, _AT_ONCE_BYTES // self._size, _AT_ONCE_BYTES_OF_RANK, direct_from - 1)
-        self._at_once_bytes = at_once if self._is_one_node else 0
+        # Where ranks outnumber cores, the calls of all of them together would grow with the square of the ranks.
+        is_wide = isinstance(self._barrier, NodeBarrier) and self._size > max(MOST_FLAT, self._barrier.core_count)
+        self._at_once_bytes = at_once if self._is_one_node and not is_wide else 0
         self._kept: dict[tuple[np.dtype[Any], int], tuple[list[list[AnyArray]], AnyArray]] = {}
         self._spare = np.empty(self._blocks.block_bytes, np.uint8)
         self._quietly = open_quiet()
@@ -185,8 +189,8 @@ class NodeBackend(Backend):
         if agreed(int(place < 0 or bool((places != place).any()))):
             return False
         everyones = self._buffers.arrays_at(place, source)
-        if self._rank < self._slice_count:
-            mine = cut_evenly(source.size, self._slice_count)[self._rank]
+        mine = own_slice(source.size, source.itemsize, self._rank, self._slice_count)
+        if mine.start < mine.stop:
             if self._is_one_node and self._combination.add_to_all([one[mine] for one in everyones], op):
                 mine = slice(0, 0)
             length = max(1, max(SHARED_BLOCK_BYTES, self._across_bytes) // source.itemsize)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combination import Combination
-from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
+from mpidist.comm.arithmetic.slices import cut_by_length, own_slice, slices_of
 from mpidist.comm.backends.lane import Lane
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
@@ -55,7 +55,7 @@ class SharedBlocks:
     ) -> None:
         self._rank, size = communicator.node.rank, communicator.node.size
         self._combination, self._lane = combination, lane
-        # So many ranks of each node have a slice.
+        # So many ranks of each node may have a slice.
         self._slice_count = min(communicator.node_sizes)
         # Each rank of the node has a block, and there is one block for results.
         largest = max(communicator.node_sizes)
@@ -92,8 +92,8 @@ class SharedBlocks:
         for number, piece in enumerate(pieces):
             turn, count = self.turn, piece.stop - piece.start
             result = self._results[turn][: count * source.itemsize].view(source.dtype)
-            if self._rank < self._slice_count:
-                mine = cut_evenly(count, self._slice_count)[self._rank]
+            mine = own_slice(count, source.itemsize, self._rank, self._slice_count)
+            if mine.start < mine.stop:
                 blocks = [block[: count * source.itemsize].view(source.dtype)[mine] for block in self.blocks[turn]]
                 self._combination.combine(blocks, result[mine], op)
                 if self._lane is not None:

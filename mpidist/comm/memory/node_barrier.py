@@ -32,12 +32,16 @@ class NodeBarrier:
         page: Theirs.
         order: The calls in which they meet here.
         core_count: Number of cores that they may use together.
+
+    Attributes:
+        core_count: The constructor's argument.
     """
 
     def __init__(self, node: Communicator, page: CallPage, order: CallOrder, core_count: int) -> None:
         # Aligned words of eight bytes are written and read in one piece: no rank sees half a count.
         self._words, self._own, self._others = page.words, page.own_barrier, page.others_barriers
         self._least = 0
+        self.core_count = core_count
         # How often to look before giving the core away.
         self._spins = _SPINS if core_count >= node.size else 0
         # Any call of MPI will do, and this one changes nothing.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.slices import slice_count
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.memory.slab import Slab, SlabRange, line_elements, padded
@@ -151,11 +152,21 @@ class Bundle:
         return result
 
     def variable_blocks(
-        self, numbers: Sequence[int], index: int, count: int, *, of_directions: bool = False
+        self, numbers: Sequence[int], index: int, count: int, *, of_directions: bool = False, is_written: bool = False
     ) -> list[tuple[int, Block]]:
-        """Local. Slice `index` of `count` of these variables, as blocks with the variable's number; none spans two."""
+        """Local. Slice `index` of `count` of these variables, as blocks with the variable's number; none spans two.
+
+        Args:
+            numbers: The numbers of the variables.
+            index: Of the slice.
+            count: The number of ranks.
+            of_directions: See `blocks`.
+            is_written: The slices are those of `writer_count` ranks. What is measured is cut over all of them, as the
+                bits of a sum depend on how it is cut.
+        """
         lengths = {number: padded(stop - start, self.dtype) for number, (start, stop) in self.spans.items()}
-        first, last = self.slice_of(sum(lengths[number] for number in numbers), index, count)
+        total = sum(lengths[number] for number in numbers)
+        first, last = self.slice_of(total, index, self.writer_count(total, count) if is_written else count)
         result: list[tuple[int, Block]] = []
         seen = 0
         for number in numbers:
@@ -196,6 +207,10 @@ class Bundle:
             elif high > low:
                 result.append((low, high))
         return result
+
+    def writer_count(self, size: int, rank_count: int) -> int:
+        """Local. How many of some ranks update a slice of `size` elements; see `slices.slice_count`."""
+        return slice_count(size * self.dtype.itemsize, rank_count)
 
     def slice_of(self, size: int, index: int, count: int) -> tuple[int, int]:
         """Local. Slice `index` of `count` of `size` elements, cut at cache lines."""

@@ -125,7 +125,9 @@ def _own_chunks(bundle: Bundle, numbers: Sequence[int]) -> list[Chunk]:
     node = bundle.arena.communicator.node
     spans = bundle.merged(numbers)
     total = sum(high - low for low, high in spans)
-    low, high = bundle.slice_of(total, node.rank, node.size) if bundle.is_shared else (0, total)
+    low, high = (0, total)
+    if bundle.is_shared:
+        low, high = bundle.slice_of(total, node.rank, bundle.writer_count(total, node.size))
     return [
         (bundle.first_segment[start:stop], bundle.blocks(start, stop))
         for start, stop in bundle.pieces(spans, low, high, _chunk_bytes(bundle.arena))
@@ -153,7 +155,8 @@ class LaneReduction:
         if arena.lane is not None:
             self._all_reduce = _all_reduce_of(bundle, numbers, arena.lane)
             spans = bundle.merged(numbers)
-            low, high = bundle.slice_of(sum(stop - start for start, stop in spans), node.rank, arena.lane_count)
+            total = sum(stop - start for start, stop in spans)
+            low, high = bundle.slice_of(total, node.rank, bundle.writer_count(total, arena.lane_count))
             pieces = bundle.pieces(spans, low, high, _chunk_bytes(arena))
             self._chunks = [bundle.first_segment[start:stop] for start, stop in pieces]
 

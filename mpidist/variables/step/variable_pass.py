@@ -66,10 +66,10 @@ class VariablePass:
                     chosen, communicator.rank, communicator.size, of_directions=True
                 )
             mine = (node.rank, node.size) if bundle.is_shared else (0, 1)
-            own = bundle.variable_blocks(chosen, *mine, of_directions=True)
+            own = bundle.variable_blocks(chosen, *mine, of_directions=True, is_written=True)
             (self._copied if bundle.writes_back else self._own).extend(own)
             if bundle.directions is not None:
-                sums = [block.gradients[0] for _, block in bundle.variable_blocks(chosen, *mine)]
+                sums = [block.gradients[0] for _, block in bundle.variable_blocks(chosen, *mine, is_written=True)]
                 self._narrow += zip(sums, [block.gradients[0] for _, block in own], strict=True)
 
     def widen(self) -> None:
