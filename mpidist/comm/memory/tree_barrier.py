@@ -37,8 +37,14 @@ class TreeBarrier(NodeBarrier):
         super().__init__(node, page, order, core_count)
         arrivals, releases = page.barriers, page.releases
         parent = parent_of(node.rank)
-        self._children = tuple(arrivals[child] for child in children_of(node.rank, node.size))
+        children = children_of(node.rank, node.size)
+        self._children = tuple(arrivals[child] for child in children)
         self._release = releases[node.rank]
+        # Where somebody says that he sleeps: of each word there is one writer. A word of all children would be set back
+        # by one that is about to leave the barrier before.
+        self._parent_sleeps = (self._own + SLEEPS,)
+        self._sleeps = self._release + SLEEPS
+        self._children_sleep = tuple(releases[child] + SLEEPS for child in children)
         self._parent_release = None if parent is None else releases[parent]
         self._sleepers = Sleepers(page.memory)
 
@@ -55,31 +61,34 @@ class TreeBarrier(NodeBarrier):
         flag, differs = word & FLAG, False
         for child in self._children:
             if (seen := words[child]) < least:
-                seen = self._wait(child, least)
+                seen = self._wait(child, least, child + SLEEPS)
             if seen != word:
                 flag |= seen & FLAG
                 differs = differs or (seen ^ word) & HASH > 0
-        self._show(self._own, (word | flag) ^ (_UNLIKE if differs else 0), least)
+        self._show(self._own, (word | flag) ^ (_UNLIKE if differs else 0), least, self._parent_sleeps)
         verdict = flag | differs
         if self._parent_release is not None:
             if (seen := words[self._parent_release]) < least:
-                seen = self._wait(self._parent_release, least)
+                seen = self._wait(self._parent_release, least, self._sleeps)
             verdict = seen & (FLAG | _DIFFERS)
         if self._children:
-            self._show(self._release, least | verdict, least)
+            self._show(self._release, least | verdict, least, self._children_sleep)
         if verdict:
             self._order.meet(least // NUMBER, differs=bool(verdict & _DIFFERS))
 
-    def _show(self, place: int, word: int, least: int) -> None:
-        """Change a word of this rank, and wake those who sleep until then."""
-        self._words[place] = word
+    def _show(self, place: int, word: int, least: int, sleeps: tuple[int, ...]) -> None:
+        """Change a word of this rank, and wake those who say in `sleeps` that they sleep until then."""
+        words = self._words
+        words[place] = word
         # Else this rank could miss one that says so now and has not seen the new word.
         order_stores()
-        if self._words[place + SLEEPS] == least:
-            self._sleepers.wake(place)
+        for one in sleeps:
+            if words[one] == least:
+                self._sleepers.wake(place)
+                break
 
-    def _wait(self, place: int, least: int) -> int:
-        """Wait until a word of another rank has counted so far; returns the word."""
+    def _wait(self, place: int, least: int, sleeps: int) -> int:
+        """Wait until a word of another rank has counted so far, and say in `sleeps` if asleep; returns the word."""
         words, looks, end, seconds = self._words, 0, 0.0, _FIRST_SLEEP_SECONDS
         while (seen := words[place]) < least:
             looks += 1
@@ -93,7 +102,7 @@ class TreeBarrier(NodeBarrier):
                 if looks % PROGRESS_LOOKS == 0:
                     self._look_around()
                 continue
-            words[place + SLEEPS] = least
+            words[sleeps] = least
             # The system compares the word behind an atomic operation: who changes it before sees that this rank sleeps.
             self._sleepers.sleep(place, seen, seconds)
             seconds = min(2 * seconds, _LONGEST_SLEEP_SECONDS)
