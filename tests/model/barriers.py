@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from mpidist.comm.calls import wide_page
 from mpidist.comm.calls.signature_page import FLAG, HASH, NUMBER, PAGE_BYTES, SLEEPS
@@ -50,16 +51,12 @@ def go_one_way(tree: Tree, seed: int) -> None:
     """
     machine = Machine(tree.size, tree.size * PAGE_BYTES // 8, seed)
     order_stores = machine.order_stores if tree.orders else lambda: None
-    before = tree_barrier.order_stores, wide_page.order_stores, tree_barrier._YIELDS_SECONDS
-    tree_barrier.order_stores = wide_page.order_stores = order_stores  # type: ignore[attr-defined]
-    tree_barrier._YIELDS_SECONDS = 0.0 if tree.sleeps else 1e9
-    try:
-        meet = _Calls(tree, machine, seed) if issubclass(tree.kind, WidePage) else _Barriers(tree, machine, seed)
+    meet = _Calls(tree, machine, seed) if issubclass(tree.kind, WidePage) else _Barriers(tree, machine, seed)
+    with (
+        patch.object(tree_barrier, "order_stores", order_stores), patch.object(wide_page, "order_stores", order_stores),
+        patch.object(tree_barrier, "_YIELDS_SECONDS", 0.0 if tree.sleeps else 1e9),
+    ):
         machine.run(meet.go)
-    finally:
-        tree_barrier.order_stores, wide_page.order_stores, tree_barrier._YIELDS_SECONDS = (  # type: ignore[attr-defined]
-            before
-        )
 
 
 class _Rounds:

@@ -13,8 +13,9 @@ _WORDS = PAGE_BYTES // 8
 # The words: two for calls, with even and with odd numbers; two for barriers; what the text is about, and the number of
 # the call that it tells of; whether the rank has left a call in the middle; whether a rank calls all others out of
 # what they wait in (of the first rank; all write there); and whether this rank has come out. On further cache lines:
-# the release of a barrier in a tree; SLEEPS words behind the barrier's, until which count its parent sleeps, and behind
-# the release, until which it does itself; of the first rank, where all write, whether any rank has left a call in the middle, and those of `wide_page.py`.
+# the release of a barrier in a tree; SLEEPS words behind the word of a barrier, until which count the parent sleeps,
+# and behind the release, until which the rank itself does; and of the first rank, where all write, whether any rank
+# has left a call in the middle, and the words of `wide_page.py`.
 _CALL_WORDS, _BARRIER_WORD, FLAGGED, _TEXT_WORD, _NUMBER_WORD, _BROKEN_WORD = 0, 2, 1, 4, 5, 6
 _CALLED_WORD, _OUT_WORD, _RELEASE_WORD, SLEEPS, _ANY_BROKEN_WORD, WIDE_WORDS, _TEXT_BEGIN = 7, 8, 9, 8, 16, 18, 192
 # A word is the number of a call, in 41 bits; a flag for an interrupt; and the checksum of this call and all before it.
