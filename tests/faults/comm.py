@@ -423,6 +423,31 @@ FAULTS = (
         "keeps_call=not isinstance(error, MpidistError)", "", "unit/comm/test_shared_errors.py",
     ),
     Fault(
+        "a part of the tree hides that its marks differ", "comm/memory/tree_barrier.py",
+        "(word | flag) ^ (_UNLIKE if differs else 0)", "word | flag", "unit/comm/test_tree_barrier.py",
+    ),
+    Fault(
+        "a rank sleeps on though its word has changed", "comm/memory/tree_barrier.py",
+        "        order_stores()\n        for one", "        for one", "unit/comm/test_tree_barrier.py",
+    ),
+    Fault(
+        "a rank far away does not see that calls differ", "comm/calls/wide_page.py",
+        "        if self._sees(number, word):", "        if False:", "unit/comm/test_tree_barrier.py",
+    ),
+    Fault(
+        "a rank far away is not interrupted", "comm/calls/wide_page.py",
+        "            words[self._flagged[parity]] = word\n", "            pass\n", "unit/comm/test_tree_barrier.py",
+    ),
+    Fault(
+        "each of many ranks gets a few bytes", "comm/arithmetic/slices.py",
+        "return min(rank_count, max(1, byte_count // LEAST_SLICE_BYTES))", "return rank_count",
+        "unit/comm/test_slices.py",
+    ),
+    Fault(
+        "ranks without a slice take that of others", "comm/arithmetic/slices.py",
+        "    if rank >= used:\n        return slice(0, 0)\n", "", "unit/comm/test_slices.py",
+    ),
+    Fault(
         "ranks open collectives of several strategies together", "comm/choice/selection.py",
         "    if owner:\n", "    if False:\n",
         "parallel/strategy/test_two_strategies.py::test_on_one_node_an_error_comes_before_any_number", 3,

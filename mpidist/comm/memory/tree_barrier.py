@@ -18,10 +18,11 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_barrier import PROGRESS_LOOKS, NodeBarrier
 from mpidist.comm.memory.sleepers import Sleepers
 
-# A rank that has waited for longer than a time slice sleeps: by giving its core away for turns it would keep it from
-# those that have work. The first time is short, since what MPI has to do meanwhile may not be known.
+# A rank that has waited for longer than a time slice sleeps: its turns would keep the core from those that have work.
 _YIELDS_SECONDS = 0.005
-_FIRST_SLEEP_SECONDS, _LONGEST_SLEEP_SECONDS = 0.005, 0.08
+# After so long it looks whether MPI or others need it. Each sleep is twice as long as the one before, up to this time
+# for every 16 ranks of the node: all their looks together take a few percent of a core.
+_SLEEP_SECONDS, _LOOKERS, _LONGEST_SLEEP_SECONDS = 0.005, 16, 0.5
 # A part of the tree in which marks differ shows another mark than its first rank's.
 _UNLIKE = 0x2AAAAA
 _DIFFERS = 1
@@ -47,6 +48,7 @@ class TreeBarrier(NodeBarrier):
         self._children_sleep = tuple(releases[child] + SLEEPS for child in children)
         self._parent_release = None if parent is None else releases[parent]
         self._sleepers = Sleepers(page.memory)
+        self._longest = min(_LONGEST_SLEEP_SECONDS, _SLEEP_SECONDS * max(1, node.size // _LOOKERS))
 
     def go_on_at(self, count: int) -> None:
         """Local. See `NodeBarrier.go_on_at`."""
@@ -89,7 +91,7 @@ class TreeBarrier(NodeBarrier):
 
     def _wait(self, place: int, least: int, sleeps: int) -> int:
         """Wait until a word of another rank has counted so far, and say in `sleeps` if asleep; returns the word."""
-        words, looks, end, seconds = self._words, 0, 0.0, _FIRST_SLEEP_SECONDS
+        words, looks, end, seconds = self._words, 0, 0.0, _SLEEP_SECONDS
         while (seen := words[place]) < least:
             looks += 1
             if looks <= self._spins:
@@ -105,7 +107,7 @@ class TreeBarrier(NodeBarrier):
             words[sleeps] = least
             # The system compares the word behind an atomic operation: who changes it before sees that this rank sleeps.
             self._sleepers.sleep(place, seen, seconds)
-            seconds = min(2 * seconds, _LONGEST_SLEEP_SECONDS)
+            seconds = min(2 * seconds, self._longest)
             if words[place] < least:
                 self._look_around()
         return seen
