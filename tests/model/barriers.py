@@ -52,10 +52,7 @@ def go_one_way(tree: Tree, seed: int) -> None:
     machine = Machine(tree.size, tree.size * PAGE_BYTES // 8, seed)
     order_stores = machine.order_stores if tree.orders else lambda: None
     meet = _Calls(tree, machine, seed) if issubclass(tree.kind, WidePage) else _Barriers(tree, machine, seed)
-    with (
-        patch.object(tree_barrier, "order_stores", order_stores), patch.object(wide_page, "order_stores", order_stores),
-        patch.object(tree_barrier, "_YIELDS_SECONDS", 0.0 if tree.sleeps else 1e9),
-    ):
+    with patch.object(tree_barrier, "order_stores", order_stores), patch.object(wide_page, "order_stores", order_stores):
         machine.run(meet.go)
 
 
@@ -99,6 +96,7 @@ class _Barriers(_Rounds):
         kind: Any = self.tree.kind
         barrier = kind(node, self.page(WidePage, rank), order, 1)
         barrier._sleepers = machine
+        barrier._yields = 0.0 if self.tree.sleeps else 1e9
         for number, (marks, (differs, is_flagged)) in enumerate(zip(self.marks, self.expected, strict=True), 1):
             order.mark = marks[rank]
             self.entered[rank] = number
