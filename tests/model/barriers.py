@@ -52,7 +52,8 @@ def go_one_way(tree: Tree, seed: int) -> None:
     machine = Machine(tree.size, tree.size * PAGE_BYTES // 8, seed)
     order_stores = machine.order_stores if tree.orders else lambda: None
     meet = _Calls(tree, machine, seed) if issubclass(tree.kind, WidePage) else _Barriers(tree, machine, seed)
-    with patch.object(tree_barrier, "order_stores", order_stores), patch.object(wide_page, "order_stores", order_stores):
+    barriers, pages = (patch.object(module, "order_stores", order_stores) for module in (tree_barrier, wide_page))
+    with barriers, pages:
         machine.run(meet.go)
 
 
