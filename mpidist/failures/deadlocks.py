@@ -14,6 +14,7 @@ from mpidist.failures.peers import (
     has_left,
     is_left_behind,
     missing,
+    others_of,
     unlike_inside,
 )
 from mpidist.failures.waits import Wait
@@ -73,6 +74,7 @@ class View(NamedTuple):
         waits: By communicator: in what this rank waits, and since when.
         counts_deaths: Whether a dead rank counts as one that has ended.
         differing: The ranks that have shown another call.
+        mine: The state of this rank on a communicator, by its identity.
         now: The time.
     """
 
@@ -81,11 +83,8 @@ class View(NamedTuple):
     waits: Mapping[int, Wait]
     counts_deaths: bool
     differing: Differing
+    mine: Callable[[int], int | None]
     now: float
-
-    def others(self, calls: Calls) -> list[Peer]:
-        """Local. The other ranks of a communicator, as far as they are known."""
-        return [self.peers[key] for key in calls.members if key in self.peers]
 
 
 def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reason | None:
@@ -100,7 +99,7 @@ def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reas
         for reason in _reasons(view, calls):
             many = any(view.peers[key].is_far for key in reason.blamed)
             return reason._replace(looks=max(reason.looks, _MANY_LOOKS)) if many else reason
-    round_trip = circle(view.me, list(late.values()), view.peers)
+    round_trip = circle(view.me, list(late.values()), view.peers, view.mine)
     if round_trip:
         many = any(peer.is_far for peer in round_trip)
         return Reason(
@@ -113,7 +112,7 @@ def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reas
 def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
     identity = calls.identity
     state, since, _ = view.waits[identity]
-    others = view.others(calls)
+    others = others_of(calls, view.peers)
     have_all_come = not missing(state, others, identity)
     wrong = elsewhere(state, others, identity)
     others_named = [peer for peer in wrong if not may_have_one_name(state % NEXT, (peer.state(identity) or 0) % NEXT)]
@@ -175,7 +174,7 @@ def _inside(
 
 
 def _is_lost(view: View, calls: Calls, state: int) -> bool:
-    others = view.others(calls)
+    others = others_of(calls, view.peers)
     # All of them must be seen.
     return (
         calls.identity != START and calls.is_exchange and len(others) == len(calls.members) - 1

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.failures.peers import STALE_SECONDS, Key, Peer
+from mpidist.recorder.calls import INNER, PLACE_WORDS, STATE, Calls
 from mpidist.recorder.details import tell
 from mpidist.recorder.time_limits import CLOCK, Clock
 
@@ -119,6 +120,19 @@ class OwnFile:
             # Who reads in between gets half a text, and takes it for none.
             os.pwrite(self._descriptor, text, 0)
             os.ftruncate(self._descriptor, len(text))
+
+    def tell(self, opened: Sequence[Calls], details: Mapping[str, Any], *, ended: bool, after: float) -> None:
+        """Local. Write what this rank does; its inner calls after its states, see `peers.elsewhere_inside`.
+
+        Args:
+            opened: Its calls on all communicators.
+            details: See `recorder.details`.
+            ended: Whether its program has ended.
+            after: See `write`.
+        """
+        states = {str(calls.identity): int(calls.words[STATE]) for calls in opened}
+        inner = {str(calls.identity): calls.words[INNER:PLACE_WORDS].tolist() for calls in opened}
+        self.write({"ended": ended, "states": states, "inner": inner, "details": details}, after=after)
 
     def close(self) -> None:
         """Local. Take the file away, and the directory if it was the last one."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpidist.recorder import inner_calls
-from mpidist.recorder.calls import NEXT, names_of
+from mpidist.recorder.calls import NEXT, Calls, names_of
 from mpidist.recorder.details import tell
 from mpidist.recorder.rank_page import Page
 from mpidist.recorder.stacks import stack_of_process
@@ -99,11 +100,14 @@ class Peer:
         Args:
             ends: Whether anything ends the job. Else a dead rank has said nothing.
         """
-        return ends if self.has_died() else bool(self.details().get("calls")) and not self.has_ended()
+        waits = bool(self.details().get("calls")) and not self.has_ended()
+        # Only where that decides: it opens a file.
+        return waits if waits == ends else ends if self.has_died() else waits
 
     def claim(self) -> int:
         """Local. Its claim to end the job (`Page.claim`); 0 if it cannot, since it is dead or stopped."""
-        return self.page.claim if self.page is not None and self.is_fresh() and not self.has_died() else 0
+        claim = 0 if self.page is None else self.page.claim
+        return claim if claim and self.is_fresh() and not self.has_died() else 0
 
     def ask(self) -> None:
         """Local. Ask for its stack."""
@@ -155,6 +159,12 @@ def where_are(peers: Sequence[Peer], clock: Clock = CLOCK) -> list[str]:
     return [peer.tell() for peer in peers]
 
 
+def tell_late(peers: Sequence[Peer]) -> str:
+    """Local. Tell where those are whose program has not ended, in indented lines; of the first ones."""
+    late = itertools.islice((peer for peer in peers if not peer.why_gone()), LISTED)
+    return "".join(f"\n  {line}" for text in where_are(list(late)) for line in text.split("\n"))
+
+
 def tell_some(peers: Sequence[Peer], identities: Iterable[int]) -> list[str]:
     """Local. Tell where the first ones of some ranks are, and how many there are besides.
 
@@ -164,6 +174,11 @@ def tell_some(peers: Sequence[Peer], identities: Iterable[int]) -> list[str]:
     """
     told = [peer.tell(identities) for peer in peers[:LISTED]]
     return [*told, f"and {len(peers) - LISTED} more ranks"] if len(peers) > LISTED else told
+
+
+def others_of(calls: Calls, peers: Mapping[Key, Peer]) -> list[Peer]:
+    """Local. The other ranks of a communicator, as far as they are known."""
+    return [peers[key] for key in calls.members if key in peers]  # type: ignore[index]  # members are keys
 
 
 def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
@@ -226,7 +241,7 @@ def elsewhere_inside(
         other = peer.state(identity)
         # After the state: a rank that has left a call writes nothing more about it.
         theirs = peer.inner(identity)
-        if other is None or not theirs:
+        if other is None or not theirs or theirs == mine:
             continue
         if inner_calls.differ(mine, number, code, theirs):
             different.append(peer)
@@ -247,23 +262,71 @@ def is_left_behind(me: Key, state: int, others: Sequence[Peer], identity: int) -
         identity: The identity of the communicator.
     """
     gone_on = [peer for peer in others if peer.state(identity) != state]
-    return bool(gone_on) and all(tuple(me) in map(tuple, peer.details().get("missing", ())) for peer in gone_on)
+    awaited = WaitsOfOthers(me, {peer.key: peer for peer in others})
+    return bool(gone_on) and all(me in awaited.by(peer) for peer in gone_on)
 
 
-def circle(me: Key, late: Sequence[Peer], peers: Mapping[Key, Peer]) -> list[Peer]:
+def _unknown(identity: int) -> int | None:
+    del identity
+    return None
+
+
+class WaitsOfOthers:
+    """The ranks that other ranks wait for, by what these have written; of one look.
+
+    Args:
+        me: This rank.
+        peers: All others.
+        mine: The state of this rank on a communicator, by its identity.
+    """
+
+    def __init__(
+        self, me: Key, peers: Mapping[Key, Peer], mine: Callable[[int], int | None] = _unknown
+    ) -> None:
+        self._peers = peers
+        self._state_of: dict[Key, Callable[[int], int | None]] = {me: mine}
+        self._found: dict[Key, dict[str, Any]] = {}
+
+    def _details(self, peer: Peer) -> dict[str, Any]:
+        if peer.key not in self._found:
+            self._found[peer.key] = peer.details()
+        return self._found[peer.key]
+
+    def by(self, peer: Peer) -> list[Key]:
+        """Local. The ranks that a rank waits for. It may have left that to its leader, which is in the same call."""
+        details = self._details(peer)
+        found = [Key(*one) for one in details.get("missing", ())]
+        for identity, state, key in details.get("leaders", ()):
+            leader = self._peers.get(Key(*key))
+            if leader is not None and leader.state(identity) == state == peer.state(identity):
+                found += [Key(*one) for one in self._details(leader).get("missing", ())]
+        # What it has written may be some seconds old: one of them may have come.
+        calls = [(identity, peer.state(identity) or 0) for identity in details.get("on", ())]
+        return [key for key in dict.fromkeys(found) if not calls or self._is_missing(key, calls)]
+
+    def _is_missing(self, key: Key, calls: Sequence[tuple[int, int]]) -> bool:
+        peer = self._peers.get(key)
+        state_of = self._state_of.get(key, _unknown) if peer is None else peer.state
+        return any((state_of(identity) or 0) // NEXT < state // NEXT for identity, state in calls)
+
+
+def circle(
+    me: Key, late: Sequence[Peer], peers: Mapping[Key, Peer], mine: Callable[[int], int | None] = _unknown
+) -> list[Peer]:
     """Local. Ranks that wait for one another and at last for this one: none of them can continue.
 
     Args:
         me: This rank.
         late: The ranks that this rank waits for.
         peers: All others.
+        mine: The state of this rank on a communicator, by its identity.
     """
     paths = [[peer] for peer in late]
     seen: set[Key] = set()
+    awaited = WaitsOfOthers(me, peers, mine)
     while paths:
         path = paths.pop()
-        for one in path[-1].details().get("missing", ()):
-            key = Key(*one)
+        for key in awaited.by(path[-1]):
             if key == me:
                 return path
             if key in peers and key not in seen:

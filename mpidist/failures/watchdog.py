@@ -19,13 +19,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.failures import deadlocks, startup, waits
+from mpidist.failures import deadlocks, waits
 from mpidist.failures.job_directory import IDLE_SECONDS, WRITE_SECONDS, DeathNotes, OwnFile, deaths_seen
-from mpidist.failures.peers import LISTED, STALE_SECONDS, Key, Peer, claim, missing, rivals, tell_some, where_are
+from mpidist.failures.peers import STALE_SECONDS, Key, Peer, claim, missing, others_of, rivals, tell_late, tell_some
+from mpidist.failures.search import Search
+from mpidist.failures.startup import finding as start
+from mpidist.failures.startup.looker import Looker
 from mpidist.failures.waits import Waits, limit_of
 from mpidist.observe.output import flush, say
 from mpidist.recorder import stacks
-from mpidist.recorder.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls
+from mpidist.recorder.calls import NEXT, START, Calls
 from mpidist.recorder.details import details_of, tell
 from mpidist.recorder.rank_page import Page
 from mpidist.recorder.recorder import RECORDER, Recorder
@@ -70,14 +73,12 @@ class Watchdog:
         self._answered = 0
         # Whether there is a text in the page, and whether it is that of a rank that waits.
         self._writes = self._waited = False
-        self._seen: deadlocks.Reason | None = None
-        self._seen_times = 0
-        self._said: object = None
         self._file: OwnFile | None = None
         self.death_notes: DeathNotes | None = None
         self._note_death: Callable[[Key, str], None] | None = None
         self._differing: deadlocks.Differing = deadlocks.unknown
         self._looks: list[weakref.WeakMethod[Callable[[float], None]]] = []
+        self._search, self._looker = Search(clock), Looker(clock)
         self.place = ""
 
     def start(self, key: Key, place: str, order: int, page: Page, descriptor: int) -> None:
@@ -127,7 +128,7 @@ class Watchdog:
             end: Ends all ranks.
             is_over: Whether this rank ends already, for another reason.
             note_death: Called with each rank of another host that is found dead.
-            differing: See `in_vain.View`.
+            differing: See `deadlocks.View`.
         """
         self.end = end
         self._is_over = is_over
@@ -157,8 +158,7 @@ class Watchdog:
 
     def tell_late(self) -> str:
         """Local. Tell where the ranks are whose program has not ended, in indented lines."""
-        late = [peer for peer in self.peers() if not peer.why_gone()][:LISTED]
-        return "".join(f"\n  {line}" for text in where_are(late) for line in text.split("\n"))
+        return tell_late(self.peers())
 
     def others_are_inside(self, identity: int) -> bool:
         """Local. Whether another rank is in a call on a communicator, as far as this rank sees it."""
@@ -226,9 +226,12 @@ class Watchdog:
                 method(now / 1e9)
         self._waits.note_time(now / 1e9)
         waiting = self._waits.look(self._recorder.opened(), now / 1e9)
+        if START not in self._waits.by_identity:
+            self._looker.stop()
         if waiting or page.asked > self._answered:
             if page.asked > self._answered:
                 self._answered = now
+                self._looker.answer(page)
             self._look(page, waiting, now / 1e9)
             return
         closure = self._recorder.closure
@@ -243,59 +246,48 @@ class Watchdog:
             page.write({})
 
     def _look(self, page: Page, waiting: Sequence[Calls], now: float) -> None:
-        late: dict[Key, Peer] = {}
-        for calls in waiting:
-            if calls.thread == self._main:
-                late.update((peer.key, peer) for peer in self._missing(calls))
-        details = details_of(waiting, list(late), self._main)
+        search = self._search
+        shown = search.begin(waiting, self._waits, self._peers, self._order, self._main)
+        details = {**details_of(waiting, list(search.late), self._main), **shown, **self._looker.shown()}
         page.write(details)
         self._tell_hosts(details, after=WRITE_SECONDS if waiting else IDLE_SECONDS)
         self._writes, self._waited = True, bool(waiting)
         if self._is_over():
             return
-        if self._note_death is not None:
-            self._hear_of_deaths(waiting, self._note_death)
-        view = deadlocks.View(
-            self._me, self._peers, self._waits.by_identity, self.end is None, self._differing, self._clock.now()
-        )
-        seen = deadlocks.find(view, waiting, late)
-        self._seen_times = self._seen_times + 1 if seen == self._seen else 1
-        self._seen = seen
-        if seen is not None and self._seen_times == 1:
-            flush()
-        if seen and self._seen_times >= seen.looks and seen != self._said:
-            self._said = seen
-            self._give_up(seen, waiting)
+        if search.looks:
+            if self._note_death is not None:
+                self._hear_of_deaths(waiting, self._note_death)
+            view = deadlocks.View(
+                self._me, self._peers, self._waits.by_identity, self.end is None, self._differing, page.state,
+                self._clock.now(),
+            )
+            if seen := search.look(view, waiting):
+                self._give_up(seen, waiting)
         for calls in waiting:
-            self._keep_time(calls, waiting, now)
+            self._keep_time(page, calls, waiting, now)
 
     def _hear_of_deaths(self, waiting: Sequence[Calls], note: Callable[[Key, str], None]) -> None:
         # Who waits writes each second. What another one was in when it died it may not have written.
-        old = {one for calls in waiting for one in self._others(calls) if one.is_far and not one.is_fresh()}
+        others = {one for calls in waiting for one in others_of(calls, self._peers)}
+        old = {one for one in others if one.is_far and not one.is_fresh()}
         for key, name in deaths_seen(old, self.death_notes):
             note(key, name)
 
     def _tell_hosts(self, details: dict[str, Any], *, after: float) -> None:
         if self._file is not None:
-            states = {str(calls.identity): int(calls.words[STATE]) for calls in self._recorder.opened()}
-            # After the states: see `elsewhere_inside`.
-            inner = {str(calls.identity): calls.words[INNER:PLACE_WORDS].tolist() for calls in self._recorder.opened()}
             ended = self._page is not None and self._page.ended
-            self._file.write({"ended": ended, "states": states, "inner": inner, "details": details}, after=after)
-
-    def _others(self, calls: Calls) -> list[Peer]:
-        return [self._peers[key] for key in calls.members if key in self._peers]
+            self._file.tell(self._recorder.opened(), details, ended=ended, after=after)
 
     def _sees_some(self, calls: Calls) -> bool:
         """Whether the job directory shows some of the ranks only, as in a large job."""
-        return self._file is not None and len(self._others(calls)) + 1 < len(calls.members)
+        return self._file is not None and len(others_of(calls, self._peers)) + 1 < len(calls.members)
 
     def _missing(self, calls: Calls) -> list[Peer]:
-        return missing(self._waits.of(calls).state, self._others(calls), calls.identity)
+        return missing(self._waits.of(calls).state, others_of(calls, self._peers), calls.identity)
 
     def _give_up(self, seen: deadlocks.Reason, waiting: Sequence[Calls]) -> None:
         why, blamed = seen.why, seen.blamed
-        others = [peer for calls in waiting for peer in self._others(calls)]
+        others = [peer for calls in waiting for peer in others_of(calls, self._peers)]
         # Those that have continued cannot see that messages for this one are lost.
         speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
         if any(map(self._sees_some, waiting)):
@@ -313,21 +305,23 @@ class Watchdog:
         if self.end is not None:
             self.end()
 
-    def _keep_time(self, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
+    def _keep_time(self, page: Page, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
         _, since, warn_at = self._waits.of(calls)
-        may_end = startup.may_end() if calls.identity == START else self.end is not None
+        may_end = start.may_end() if calls.identity == START else self.end is not None
         limit = limit_of(calls) if may_end else math.inf
         ends = now - since > limit
         # Calls that one look has seen first are in no order: the limit of each of them holds.
         if not ends and (now < warn_at or calls is not waiting[0]):
             return
         if calls.identity == START:
-            self._waits.tell_later(calls, now)
-            self._report_start(calls, now - since, is_over=ends)
+            self._report_start(page, calls, now, is_over=ends)
+            return
+        self._waits.tell_later(calls, now)
+        if self._search.is_led and not ends:
+            # Its leader speaks first.
             return
         late = self._missing(calls)
-        self._waits.tell_later(calls, now)
-        others = self._others(calls)
+        others = others_of(calls, self._peers)
         for peer in late or others:
             peer.ask()
         self._clock.sleep(ANSWER_SECONDS)
@@ -349,11 +343,12 @@ class Watchdog:
         if ends and self.end is not None:
             self.end()
 
-    def _report_start(self, calls: Calls, seconds: float, *, is_over: bool) -> None:
-        size, me = len(calls.members), self._me.number
-        lines, ends = startup.judge(size, calls.name, me, self._wait_for_turn, is_over=is_over)
-        if not self._waits.is_same(calls):
+    def _report_start(self, page: Page, calls: Calls, now: float, *, is_over: bool) -> None:
+        seconds, wait = now - self._waits.of(calls).since, start.StartWait(len(calls.members), calls.name, is_over)
+        lines, ends = start.judge(wait, lambda: self._looker.find(wait.size, page, self._pause), self._wait_for_turn)
+        if lines is None or not self._waits.is_same(calls):
             return
+        self._waits.tell_later(calls, now)
         if lines:
             text = f"{self.place} has waited {seconds:.0f} s for all ranks{', the job ends' if ends else ''}"
             self._report(text, [], [calls], lines)
@@ -364,7 +359,8 @@ class Watchdog:
 
     def _take_turn(self, others: Sequence[Peer], *, ends: bool) -> bool:
         """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
-        is_first = all(peer.order > self._order for peer in others if peer.may_speak(ends=self.end is not None))
+        before = (peer for peer in others if peer.order <= self._order)
+        is_first = not any(peer.may_speak(ends=self.end is not None) for peer in before)
         if not ends or self.end is None:
             return is_first
         if not is_first:
@@ -379,10 +375,14 @@ class Watchdog:
         before = sum(peer.order < self._order for peer in self.peers()) if self._peers else self._order
         end = self._clock.now() + _TURN_SECONDS + TICK_SECONDS * before
         while self._page is not None and self._clock.now() < end:
-            self._clock.sleep(TICK_SECONDS)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._clock.sleep(TICK_SECONDS)
+        if self._page is not None:
             # Others see that it looks after its rank.
             self._page.beat = self._clock.ns()
-            self._waits.note_time(self._clock.now())
+        self._waits.note_time(self._clock.now())
 
     def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], way_out: str) -> None:
         identities = [calls.identity for calls in waiting]

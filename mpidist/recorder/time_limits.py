@@ -30,6 +30,10 @@ class Clock:
         """Local. Wait."""
         time.sleep(seconds)
 
+    def cpu(self) -> float:
+        """Local. The seconds that a core has worked for this thread."""
+        return time.thread_time()
+
 
 CLOCK = Clock()
 

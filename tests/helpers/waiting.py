@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.failures.peers import Peer
-from mpidist.failures.startup import PAGE_NAME
+from mpidist.failures.startup.ranks import PAGE_NAME
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.recorder.calls import CODES, IDENTITY, NEXT, PLACE_WORDS, STATE, may_have_one_name
 from mpidist.recorder.rank_page import PAGE_BYTES, Page

@@ -13,7 +13,7 @@ from mpidist import launch
 from mpidist.comm.group import pages
 from mpidist.comm.group.mpi_library import check_process_manager
 from mpidist.failures.deaths import this_process
-from mpidist.failures.startup import STARTING
+from mpidist.failures.startup.finding import STARTING
 
 # mpi4py's module, where `start_mpi` has started MPI.
 _started: list[Any] = []

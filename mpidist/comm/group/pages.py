@@ -15,7 +15,7 @@ from mpidist.failures import job_directory
 from mpidist.failures.deaths import Process
 from mpidist.failures.job_directory import FarPeer
 from mpidist.failures.peers import Key, Peer
-from mpidist.failures.startup import PAGE_NAME
+from mpidist.failures.startup.ranks import PAGE_NAME
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.recorder.calls import START, Calls, LoneCalls
 from mpidist.recorder.rank_page import PAGE_BYTES, Page

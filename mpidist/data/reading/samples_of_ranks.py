@@ -27,7 +27,7 @@ from mpidist.comm.group.duplicates import prepare_end
 from mpidist.comm.group.mpi_communicator import MPI
 from mpidist.failures.ending import exit_code
 from mpidist.failures.exit_code import was_left
-from mpidist.failures.startup import ranks_here
+from mpidist.failures.startup.ranks import ranks_here
 from mpidist.observe.output import flush, say
 from mpidist.recorder.time_limits import LIMIT_VARIABLE, limit_seconds, warn_seconds
 

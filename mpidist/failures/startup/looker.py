@@ -1,0 +1,157 @@
+"""The rank that looks for all ranks of its host which wait at the start; the others read what it has found.
+
+They do not know each other yet. Whose time is over first binds a name that is made of the launcher's process: a socket
+without a file (`man 7 unix`), which the kernel frees however the process ends, and which tells the others the number of
+that process. They read its page. If it does not answer, because it is stopped for instance, the next name counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable
+
+from mpidist import launch
+from mpidist.failures.looks import Budget
+from mpidist.failures.peers import STALE_SECONDS
+from mpidist.failures.startup import finding as findings
+from mpidist.failures.startup.finding import HostFinding
+from mpidist.failures.startup.ranks import launcher_here, page_of, ranks_here
+from mpidist.recorder.rank_page import Page
+from mpidist.recorder.time_limits import CLOCK, TICK_SECONDS, Clock
+
+# So many lookers may be stopped, or be processes of other users that have taken the name.
+_NAMES = 8
+# A finding of a moment ago is good enough.
+_FRESH_SECONDS = 2 * TICK_SECONDS
+# The process, its user and its group.
+_CREDENTIALS = struct.Struct("3i")
+# In the text of a page.
+_ENTRY = "start"
+
+
+class Looker:
+    """The looks of this rank at those of its host, while it waits at the start.
+
+    Args:
+        clock: By which it looks.
+    """
+
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self._clock = clock
+        self._budget = Budget(clock)
+        self._name: socket.socket | None = None
+        self._size = 0
+        self._finding: HostFinding | None = None
+
+    def find(self, size: int, page: Page, pause: Callable[[], None]) -> HostFinding | None:
+        """Local. Tell what the rank that looks has found; this rank looks if no other one does.
+
+        Args:
+            size: The number of ranks that are waited for.
+            page: This rank's.
+            pause: Waits a moment.
+
+        Returns:
+            The finding; None if there is none yet.
+        """
+        place = launch.read()
+        if place is None or place.size != size:
+            return findings.UNKNOWN
+        if self._name is None:
+            for name in self._names(size):
+                with contextlib.suppress(OSError):
+                    self._name = _bind(name)
+                    break
+                if found := self._ask(name, pause):
+                    return found
+        self._size = size
+        if self._name is None and not self._budget.is_free(size):
+            # Nobody looks for the others, and each one looks at all.
+            return None
+        return self._look(page)
+
+    def answer(self, page: Page) -> None:
+        """Local. Look again, if this rank looks for others: one of them has asked."""
+        if self._name is not None:
+            with contextlib.suppress(OSError):
+                while True:
+                    # They have what they came for.
+                    self._name.accept()[0].close()
+            self._look(page)
+
+    def shown(self) -> dict[str, HostFinding]:
+        """Local. An entry for the text of this rank's page: what it has found for others; empty if it does not look."""
+        return {} if self._name is None or self._finding is None else {_ENTRY: self._finding}
+
+    def stop(self) -> None:
+        """Local. Look no more: this rank waits at the start no longer."""
+        if self._name is not None:
+            self._name.close()
+            self._name = None
+
+    def _look(self, page: Page) -> HostFinding:
+        if self._finding is None or self._budget.is_free():
+            made = self._clock.ns()
+            self._budget.begin()
+            here = ranks_here(self._size)
+            self._budget.end()
+            self._finding = findings.find(here, self._size, made, self._budget.pause())
+            page.write({**page.read(), **self.shown()})
+        return self._finding
+
+    @staticmethod
+    def _names(size: int) -> list[str]:
+        try:
+            launcher, started = launcher_here()
+        except OSError:
+            return []
+        return [f"\0mpidist-start-{os.getuid()}-{launcher}-{started}-{size}-{number}" for number in range(_NAMES)]
+
+    def _ask(self, name: str, pause: Callable[[], None]) -> HostFinding | None:
+        process = _holder(name)
+        page = page_of(process) if process else None
+        if page is None:
+            return None
+        page.asked = self._clock.ns()
+        end = self._clock.now() + STALE_SECONDS
+        while (now := self._clock.now()) < end and now - page.beat / 1e9 < STALE_SECONDS:
+            if (found := page.read().get(_ENTRY)) is not None:
+                finding = HostFinding(*found)
+                if now - finding.made / 1e9 < _FRESH_SECONDS + finding.pause:
+                    return finding
+            pause()
+        return None
+
+
+def _bind(name: str) -> socket.socket:
+    """A socket of this name.
+
+    Raises:
+        OSError: Another process has it, or there can be none.
+    """
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.bind(name)
+        one.listen(socket.SOMAXCONN)
+        one.setblocking(False)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _holder(name: str) -> int:
+    """The process of this user that has a name; 0 if there is none."""
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            # Nobody accepts: that it listens is enough.
+            one.setblocking(False)
+            one.connect(name)
+            data = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return 0
+    process, user, _ = _CREDENTIALS.unpack(data)
+    return process if user == os.getuid() else 0
