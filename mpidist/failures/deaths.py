@@ -23,6 +23,7 @@ from typing import NamedTuple
 from mpidist.errors import DeadRankError
 from mpidist.failures.job_directory import deaths_seen
 from mpidist.failures.lives import Lives, how_ended
+from mpidist.failures.looks import FEW
 from mpidist.failures.waits import FORKED, LEFT
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.launch import is_under_hydra as _is_under_hydra
@@ -85,8 +86,8 @@ class DeathWatch:
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
         self._watched: dict[int, tuple[Process, str]] = {}
-        # Descriptors of dead processes. They stay open: the kernel returns the exit status by them.
-        self._ended: dict[Process, int] = {}
+        # Descriptors of dead processes. They stay open: the kernel returns the exit status by them. -1: there is none.
+        self._ended: dict[Process | str, int] = {}
         self._lives = Lives()
         self._known: set[Process] = set()
         self._poll: select.epoll | None = None
@@ -184,8 +185,11 @@ class DeathWatch:
 
     def how_ended(self, process: Process) -> str:
         """Local. The way in which a process of this host ended, see `lives.how_ended`; empty where it is unknown."""
-        descriptor = self._ended.get(process)
-        return "" if descriptor is None else how_ended(descriptor)
+        return "" if (descriptor := self._ended.get(process, -1)) < 0 else how_ended(descriptor)
+
+    def may_have_ended(self, process: tuple[str, int, str]) -> bool:
+        """Local. Whether a process has ended, or its end would not be known here."""
+        return Process(*process) in self._ended or Process(*process) not in self._known
 
     def lost(self, processes: Iterable[Process]) -> list[str]:
         """Local. The names of the dead among some processes, with this one, and of dead ranks of unknown process."""
@@ -316,21 +320,18 @@ class DeathWatch:
         self._note(_UNKNOWN, _UNKNOWN)
 
     def note(self, process: tuple[str, int, str], name: str) -> None:
-        """Local. Note a death that another process has detected.
-
-        Args:
-            process: See `Process`.
-            name: "rank 2 of 4 (process 77 on n3)".
-        """
+        """Local. Note a death that another process has detected; the name is such as "rank 2 of 4 (process 77 on n3)"."""
         if Process(*process) not in self.dead:
             self._note(Process(*process), name)
 
     def _wait_for_news(self, rank: str = "") -> bool:
         """Poll until the death of a rank is known, by default of any rank: errors may be faster than its report."""
-        end = time.monotonic() + _NEWS_SECONDS
-        while not (is_known := self._knows(rank)) and time.monotonic() < end:
-            for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
-                self.note(key, name)
+        end, again, pause = time.monotonic() + _NEWS_SECONDS, 0.0, 0.01
+        while not (is_known := self._knows(rank)) and (now := time.monotonic()) < end:
+            if now >= again:  # it opens files of other hosts: in a job of many ranks ever more rarely
+                again, pause = now + pause, 2 * pause if len(WATCHDOG.peers()) >= FEW else 0.0
+                for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
+                    self.note(key, name)
             time.sleep(0.01)
         return is_known
 
@@ -339,10 +340,10 @@ class DeathWatch:
         return any(not rank or f"{name} ".startswith(f"{rank} ") for name in names)
 
     def ignore_notices(self, *, at_end: bool = True) -> None:
-        """Local. Ignore Hydra's notices from now on.
+        """Local. Ignore Hydra's notices, which it also sends while ranks end in good order, from now on.
 
-        Hydra also sends them while ranks end in good order. Python restores the default action of signals when it ends,
-        and SIGUSR1 would then end the process; an ignored signal stays ignored.
+        Python restores the default action of signals when it ends, and SIGUSR1 would then end the process; an ignored
+        signal stays ignored.
 
         Args:
             at_end: Whether the program has ended, so that its own handler is replaced, too; else that one stays.
@@ -372,6 +373,7 @@ class DeathWatch:
 
     def _note(self, process: Process | str, name: str) -> None:
         is_spared = process in self.spared
+        self._ended.setdefault(process, -1)
         is_told = not self.dead or process in self.needed or is_spared
         if self._on_death is None or process in self.gone:
             return

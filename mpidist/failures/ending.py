@@ -222,7 +222,9 @@ class _Ending:
 
     def _watch_end_of_mpi(self, done: threading.Event) -> None:
         while not done.wait(TURN_SECONDS):
-            dead = [peer.name for peer in WATCHDOG.peers() if peer.has_died_at_end()]
+            # Not a look into `/proc` at each of them: the kernel tells of the end of most.
+            gone = [peer for peer in WATCHDOG.peers() if WATCH.may_have_ended(peer.key)]
+            dead = [peer.name for peer in gone if peer.has_died_at_end()]
             # MPI may see it, and continue.
             if dead and not done.wait(DISCOVERY_SECONDS):
                 say(f"{self.place} leaves MPI_Finalize: {', '.join(dead)} died in it, after the end of the program")

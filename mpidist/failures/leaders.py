@@ -15,9 +15,12 @@ from mpidist.failures.looks import FEW, Budget
 from mpidist.failures.peers import Key, Peer, others_of
 from mpidist.failures.waits import Waits
 from mpidist.recorder.calls import Calls
+from mpidist.recorder.time_limits import TICK_SECONDS
 
 # So many others a rank asks in one look of its watchdog.
 _STEPS = 16
+# Who does not lead looks ever more rarely, and at last once in so many seconds.
+_LONGEST_SECONDS = 64.0
 
 
 @dataclass
@@ -66,9 +69,14 @@ class Leaders:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
+        # In which calls it has looked though others lead, and the pause after that.
+        self._states: list[int] = []
+        self._pause = TICK_SECONDS
         self._searches: weakref.WeakKeyDictionary[Calls, _Search] = weakref.WeakKeyDictionary()
 
-    def turn(self, waiting: Sequence[Calls], waits: Waits, peers: Mapping[Key, Peer], order: int) -> Turn:
+    def turn(
+        self, waiting: Sequence[Calls], waits: Waits, peers: Mapping[Key, Peer], order: int, *, has_seen: bool
+    ) -> Turn:
         """Local. Decide whether this rank looks at the others now.
 
         Args:
@@ -76,17 +84,24 @@ class Leaders:
             waits: Its waits.
             peers: The other ranks.
             order: This rank's; lower ones speak first.
+            has_seen: Whether it has seen something that counts if the next looks see it, too.
         """
         if len(peers) < FEW:
             return Turn(looks=True, leaders=[], is_led=False)
         found = [(calls, self._find(calls, waits.of(calls).state, peers, order)) for calls in waiting]
         leaders = [(calls.identity, one.state, one.leader.key) for calls, one in found if one.leader is not None]
         is_led = bool(found) and len(leaders) == len(found)
-        if any(one.leads for _, one in found) and self._budget.is_free():
-            return Turn(looks=True, leaders=leaders, is_led=False)
-        # What a leader does not see, as it is in other calls besides.
+        if any(one.leads for _, one in found) or has_seen:
+            return Turn(self._budget.is_free(), leaders, is_led)
+        # What its leaders do not see, as they are in other calls besides.
+        states = [one.state for _, one in found]
+        if states != self._states:
+            self._states, self._pause = states, TICK_SECONDS
         sharers = 1 + max((one.near for _, one in found), default=0)
-        return Turn(looks=bool(found) and self._budget.is_free(sharers), leaders=leaders, is_led=is_led)
+        looks = bool(found) and self._budget.is_free(sharers, after=self._pause)
+        if looks:
+            self._pause = min(2 * self._pause, _LONGEST_SECONDS)
+        return Turn(looks, leaders, is_led)
 
     def _find(self, calls: Calls, state: int, peers: Mapping[Key, Peer], order: int) -> _Search:
         search = self._searches.get(calls)

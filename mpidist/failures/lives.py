@@ -1,7 +1,8 @@
 """Processes that are no children of this one: whether they live, and how they have ended.
 
 Linux before 5.3 has no descriptors of processes, and elsewhere none may be left: then a thread looks into `/proc` twice
-a second. How one with a descriptor has ended Linux tells since 6.15.
+a second. Of many processes it looks at the next one, as each of them does, and who sees one that has ended tells the
+others to look at all. How one with a descriptor has ended Linux tells since 6.15.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
+from mpidist.failures.looks import FEW, Budget
+from mpidist.failures.watchdog import WATCHDOG
+
 # Between two looks.
 LOOK_SECONDS = 0.5
 # `PIDFD_GET_INFO` of <linux/pidfd.h>: it has the status of a process that its parent has waited for.
@@ -28,20 +32,25 @@ _INFO = struct.Struct("<Q52xi")
 _WAITED_SECONDS = 0.2
 
 
+_Watched = tuple[int, str, Callable[[], None]]
+
+
 class Lives:
     """The lives of processes of this host, of which each is told that ends.
 
     Args:
-        life: Returns a sign of the life of the process with a number, as the function `life` does.
+        life: Returns a sign of the life of the process with a number, as the function `life_of` does.
     """
 
     def __init__(self, life: Callable[[int], str] | None = None) -> None:
         self._life = life or life_of
+        self._budget = Budget()
+        self._heard = 0
         # `add` runs in other threads than `look`. Without it a process that is added while a look replaces the list
         # would be lost, or be left to a thread that is about to end.
         self._lock = Lock()
         # Of each process: its number, the sign of its life, and what is called at its end.
-        self._watched: list[tuple[int, str, Callable[[], None]]] = []
+        self._watched: list[_Watched] = []
         self._has_thread = False
 
     def add(self, number: int, on_end: Callable[[], None]) -> None:
@@ -59,15 +68,40 @@ class Lives:
                 threading.Thread(target=self._work, name="mpidist-lives", daemon=True).start()
 
     def look(self) -> bool:
-        """Local. Look at all of them once. Returns whether any are left."""
+        """Local. Look at all of them once, or at the next one of many. Returns whether any are left."""
         with self._lock:
-            ended = [one for one in self._watched if not one[1] or self._life(one[0]) != one[1]]
+            ended = self._look_at_all() if self._is_to_look_at_all() else self._look_at_next()
             self._watched = [one for one in self._watched if one not in ended]
             self._has_thread = goes_on = bool(self._watched)
         # Outside the lock, which is not reentrant: what is called here may `add`.
         for _, _, on_end in ended:
             on_end()
         return goes_on
+
+    def _is_to_look_at_all(self) -> bool:
+        if len(self._watched) < FEW:
+            return True
+        heard, self._heard = self._heard, 0 if WATCHDOG.page is None else WATCHDOG.page.bell
+        # The next one may be stopped, and not see who ends behind it.
+        return heard != self._heard or self._budget.is_free(len(self._watched) + 1)
+
+    def _look_at_all(self) -> list[_Watched]:
+        self._budget.begin()
+        ended = [one for one in self._watched if not one[1] or self._life(one[0]) != one[1]]
+        self._budget.end()
+        return ended
+
+    def _look_at_next(self) -> list[_Watched]:
+        """Look at the process with the next number, and at all of them if it has ended; the others do so, too."""
+        later = [one for one in self._watched if one[0] > os.getpid()]
+        number, sign, _ = min(later or self._watched, key=lambda one: one[0])
+        # Those that had ended when they were added are seen without a look.
+        if all(one[1] for one in self._watched) and self._life(number) == sign:
+            return []
+        for peer in WATCHDOG.peers():
+            if peer.page is not None:
+                peer.page.bell = time.monotonic_ns()
+        return self._look_at_all()
 
     def _work(self) -> None:
         while self.look():

@@ -49,10 +49,15 @@ class Budget:
         cost = self._cost if sharers == 1 else max(self._cost, _SECONDS_OF_ONE * sharers)
         return _PAUSES * cost * sharers
 
-    def is_free(self, sharers: int = 1) -> bool:
-        """Local. Whether the pause after the last look is over; arguments as for `pause`."""
+    def is_free(self, sharers: int = 1, *, after: float = 0.0) -> bool:
+        """Local. Whether the pause after the last look is over.
+
+        Args:
+            sharers: See `pause`.
+            after: The pause lasts so many seconds at least.
+        """
         now = self._clock.now()
         if sharers > 1 and self._last == -math.inf:
             # Not all of them at once.
             self._last = now
-        return now - self._last >= self.pause(sharers)
+        return now - self._last >= max(after, self.pause(sharers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,10 +158,9 @@ def where_are(peers: Sequence[Peer], clock: Clock = CLOCK) -> list[str]:
     return [peer.tell() for peer in peers]
 
 
-def tell_late(peers: Sequence[Peer]) -> str:
-    """Local. Tell where those are whose program has not ended, in indented lines; of the first ones."""
-    late = itertools.islice((peer for peer in peers if not peer.why_gone()), LISTED)
-    return "".join(f"\n  {line}" for text in where_are(list(late)) for line in text.split("\n"))
+def indented(texts: Iterable[str]) -> str:
+    """Local. The lines of some texts below another one."""
+    return "".join(f"\n  {line}" for text in texts for line in text.split("\n"))
 
 
 def tell_some(peers: Sequence[Peer], identities: Iterable[int]) -> list[str]:

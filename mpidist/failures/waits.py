@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mpidist.failures.peers import STALE_SECONDS
+from mpidist.failures.peers import LISTED, STALE_SECONDS, Peer, where_are
 from mpidist.recorder.calls import NEXT, STATE, Calls
 from mpidist.recorder.time_limits import LIMIT_VARIABLE, limit_seconds, warn_seconds
 
@@ -37,6 +39,11 @@ def limit_of(calls: Calls) -> float:
     """Local. The time limit of the current call on a communicator: its own limit and the job's both hold."""
     own = None if calls.is_timed else calls.limit_seconds
     return min((one for one in (limit_seconds(), own) if one), default=math.inf)
+
+
+def may_end_at_start() -> bool:
+    """Local. Whether a rank that waits at the start may end: nothing else could end the job there."""
+    return os.environ.get("MPIDIST_ABORT") != "0"
 
 
 class Wait(NamedTuple):
@@ -124,3 +131,9 @@ def advice(*, are_late: bool, are_seen: bool, sees_some: bool, ends: bool) -> st
         return RULE if ends else PATIENCE
     way_out = HELD_UP if are_seen else SOME_SEEN if sees_some else UNSEEN
     return way_out if ends else f"{way_out}. {ENDS}"
+
+
+def where_late(peers: Sequence[Peer]) -> list[str]:
+    """Local. Ask the first ones of those whose program has not ended where they are; a text for each."""
+    late = itertools.islice((peer for peer in peers if not peer.why_gone()), LISTED)
+    return where_are(list(late))

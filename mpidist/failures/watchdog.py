@@ -10,6 +10,7 @@ It calls no MPI. While this rank waits it looks at the pages of the other ranks 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -17,15 +18,12 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpidist.failures import deadlocks, waits
+from mpidist.failures import waits
 from mpidist.failures.job_directory import IDLE_SECONDS, WRITE_SECONDS, DeathNotes, OwnFile, deaths_seen
-from mpidist.failures.peers import STALE_SECONDS, Key, Peer, claim, missing, others_of, rivals, tell_late, tell_some
-from mpidist.failures.search import Search
-from mpidist.failures.startup import finding as start
-from mpidist.failures.startup.looker import Looker
-from mpidist.failures.waits import Waits, limit_of
+from mpidist.failures.peers import STALE_SECONDS, Key, Peer, claim, indented, missing, others_of, rivals, tell_some
+from mpidist.failures.waits import Waits, limit_of, may_end_at_start
 from mpidist.observe.output import flush, say
 from mpidist.recorder import stacks
 from mpidist.recorder.calls import NEXT, START, Calls
@@ -33,6 +31,11 @@ from mpidist.recorder.details import details_of, tell
 from mpidist.recorder.rank_page import Page
 from mpidist.recorder.recorder import RECORDER, Recorder
 from mpidist.recorder.time_limits import ANSWER_SECONDS, CLOCK, TICK_SECONDS, Clock, limit_seconds, warn_seconds
+
+if TYPE_CHECKING:
+    from mpidist.failures.deadlocks import Differing, Reason
+    from mpidist.failures.search import Search
+    from mpidist.failures.startup.looker import Looker
 
 logger = logging.getLogger("mpidist")
 
@@ -52,13 +55,14 @@ class Watchdog:
         place: What to call this rank.
         end: Ends the job; None where it only reports.
         death_notes: By which the ranks of a large job hear of deaths on other hosts.
+        page: What the others see of it; None before it looks.
     """
 
     def __init__(
         self, clock: Clock = CLOCK, recorder: Recorder | None = None, leave: Callable[[int], object] = os._exit
     ) -> None:
         self._clock, self._recorder, self._leave = clock, recorder or RECORDER, leave
-        self._page: Page | None = None
+        self.page: Page | None = None
         self._me = Key("", 0, "")
         self._order = 0
         self.end: Callable[[], None] | None = None
@@ -76,9 +80,8 @@ class Watchdog:
         self._file: OwnFile | None = None
         self.death_notes: DeathNotes | None = None
         self._note_death: Callable[[Key, str], None] | None = None
-        self._differing: deadlocks.Differing = deadlocks.unknown
+        self._differing: Differing | None = None
         self._looks: list[weakref.WeakMethod[Callable[[float], None]]] = []
-        self._search, self._looker = Search(clock), Looker(clock)
         self.place = ""
 
     def start(self, key: Key, place: str, order: int, page: Page, descriptor: int) -> None:
@@ -105,12 +108,15 @@ class Watchdog:
         """Local. As `start`, without the thread: somebody calls `tick`. Returns whether it did so already."""
         if not self._peers:
             # MPI may have another name for this host, and another rank.
-            self._me, self.place, self._order, self._page = key, place, order, page
+            self._me, self.place, self._order, self.page = key, place, order, page
         if self._looks_after:
             return True
         warn_seconds()
         limit_seconds()
         self._looks_after = True
+        # Loaded only here: a program of one rank waits for nobody.
+        self._search: Search = importlib.import_module("mpidist.failures.search").Search(self._clock, self._main)
+        self._looker: Looker = importlib.import_module("mpidist.failures.startup.looker").Looker(self._clock)
         self._process = os.getpid()
         page.beat = self._clock.ns()
         return False
@@ -120,7 +126,7 @@ class Watchdog:
         end: Callable[[], None],
         is_over: Callable[[], bool],
         note_death: Callable[[Key, str], None],
-        differing: deadlocks.Differing = deadlocks.unknown,
+        differing: Differing | None = None,
     ) -> None:
         """Local. Let it end the job; without this it only reports.
 
@@ -158,7 +164,7 @@ class Watchdog:
 
     def tell_late(self) -> str:
         """Local. Tell where the ranks are whose program has not ended, in indented lines."""
-        return tell_late(self.peers())
+        return indented(waits.where_late(self.peers()))
 
     def others_are_inside(self, identity: int) -> bool:
         """Local. Whether another rank is in a call on a communicator, as far as this rank sees it."""
@@ -186,8 +192,8 @@ class Watchdog:
 
     def note_end(self) -> None:
         """Local. The program of this rank has ended: it makes no further call."""
-        if self._page is not None and self._process == os.getpid():
-            self._page.ended = True
+        if self.page is not None and self._process == os.getpid():
+            self.page.ended = True
             self._tell_hosts({}, after=0.0)
 
     def stop(self) -> None:
@@ -200,14 +206,14 @@ class Watchdog:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._page is not None:
-            self._page.left = True
-            number, self._page.signal = self._page.signal, 0
+        if self.page is not None:
+            self.page.left = True
+            number, self.page.signal = self.page.signal, 0
             stacks.end_of_signal(number)
 
     def _work(self) -> None:
-        while self._page is not None and not self._stops.wait(TICK_SECONDS):
-            self.tick(self._page)
+        while self.page is not None and not self._stops.wait(TICK_SECONDS):
+            self.tick(self.page)
 
     def tick(self, page: Page) -> None:
         """Local. Look once; called every `TICK_SECONDS`.
@@ -247,7 +253,7 @@ class Watchdog:
 
     def _look(self, page: Page, waiting: Sequence[Calls], now: float) -> None:
         search = self._search
-        shown = search.begin(waiting, self._waits, self._peers, self._order, self._main)
+        shown = search.begin(waiting, self._waits, self._peers, self._order)
         details = {**details_of(waiting, list(search.late), self._main), **shown, **self._looker.shown()}
         page.write(details)
         self._tell_hosts(details, after=WRITE_SECONDS if waiting else IDLE_SECONDS)
@@ -257,11 +263,8 @@ class Watchdog:
         if search.looks:
             if self._note_death is not None:
                 self._hear_of_deaths(waiting, self._note_death)
-            view = deadlocks.View(
-                self._me, self._peers, self._waits.by_identity, self.end is None, self._differing, page.state,
-                self._clock.now(),
-            )
-            if seen := search.look(view, waiting):
+            is_alone = self.end is None
+            if seen := search.look(self._me, waiting, self._waits, self._differing, page.state, counts_deaths=is_alone):
                 self._give_up(seen, waiting)
         for calls in waiting:
             self._keep_time(page, calls, waiting, now)
@@ -275,7 +278,7 @@ class Watchdog:
 
     def _tell_hosts(self, details: dict[str, Any], *, after: float) -> None:
         if self._file is not None:
-            ended = self._page is not None and self._page.ended
+            ended = self.page is not None and self.page.ended
             self._file.tell(self._recorder.opened(), details, ended=ended, after=after)
 
     def _sees_some(self, calls: Calls) -> bool:
@@ -285,7 +288,7 @@ class Watchdog:
     def _missing(self, calls: Calls) -> list[Peer]:
         return missing(self._waits.of(calls).state, others_of(calls, self._peers), calls.identity)
 
-    def _give_up(self, seen: deadlocks.Reason, waiting: Sequence[Calls]) -> None:
+    def _give_up(self, seen: Reason, waiting: Sequence[Calls]) -> None:
         why, blamed = seen.why, seen.blamed
         others = [peer for calls in waiting for peer in others_of(calls, self._peers)]
         # Those that have continued cannot see that messages for this one are lost.
@@ -307,7 +310,7 @@ class Watchdog:
 
     def _keep_time(self, page: Page, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
         _, since, warn_at = self._waits.of(calls)
-        may_end = start.may_end() if calls.identity == START else self.end is not None
+        may_end = may_end_at_start() if calls.identity == START else self.end is not None
         limit = limit_of(calls) if may_end else math.inf
         ends = now - since > limit
         # Calls that one look has seen first are in no order: the limit of each of them holds.
@@ -344,8 +347,8 @@ class Watchdog:
             self.end()
 
     def _report_start(self, page: Page, calls: Calls, now: float, *, is_over: bool) -> None:
-        seconds, wait = now - self._waits.of(calls).since, start.StartWait(len(calls.members), calls.name, is_over)
-        lines, ends = start.judge(wait, lambda: self._looker.find(wait.size, page, self._pause), self._wait_for_turn)
+        seconds = now - self._waits.of(calls).since
+        lines, ends = self._looker.judge(calls, page, self._pause, self._wait_for_turn, is_over=is_over)
         if lines is None or not self._waits.is_same(calls):
             return
         self._waits.tell_later(calls, now)
@@ -366,7 +369,7 @@ class Watchdog:
         if not is_first:
             self._wait_for_turn()
         # Ranks that began to wait at different times may come to their turns at once.
-        while not self._is_over() and self._page is not None and not claim(self._page, others, self._clock):
+        while not self._is_over() and self.page is not None and not claim(self.page, others, self._clock):
             self._wait_for_turn()
         return not self._is_over()
 
@@ -374,26 +377,23 @@ class Watchdog:
         # At the start no peers are known.
         before = sum(peer.order < self._order for peer in self.peers()) if self._peers else self._order
         end = self._clock.now() + _TURN_SECONDS + TICK_SECONDS * before
-        while self._page is not None and self._clock.now() < end:
+        while self.page is not None and self._clock.now() < end:
             self._pause()
 
     def _pause(self) -> None:
         self._clock.sleep(TICK_SECONDS)
-        if self._page is not None:
+        if self.page is not None:
             # Others see that it looks after its rank.
-            self._page.beat = self._clock.ns()
+            self.page.beat = self._clock.ns()
         self._waits.note_time(self._clock.now())
 
     def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], way_out: str) -> None:
         identities = [calls.identity for calls in waiting]
-        for _ in range(2):
-            # A rank that has come a moment ago will write at its next look where it is.
+        for _ in range(2):  # a rank that has come a moment ago will write at its next look where it is
             if any(peer.call_untold(identities) for peer in others):
                 self._clock.sleep(TICK_SECONDS)
         told = [f"{self.place} {tell(details_of(waiting, (), self._main))}"]
-        told += tell_some(others, identities)
-        lines = "\n".join(f"  {line}" for one in [*told, way_out] for line in one.split("\n"))
-        say(f"{text}\n{lines}")
+        say(text + indented([*told, *tell_some(others, identities), way_out]))
 
 
 WATCHDOG = Watchdog()

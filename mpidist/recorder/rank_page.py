@@ -17,7 +17,7 @@ _HEADER_WORDS = 64
 # A rank may wait for 2,000 others.
 TEXT_BYTES = 1 << 17
 # The words of the header. Times are those of the host's monotonic clock in nanoseconds.
-_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM = range(9)
+_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM, _BELL = range(10)
 
 
 class Page:
@@ -90,6 +90,15 @@ class Page:
     @claim.setter
     def claim(self, value: int) -> None:
         self._header[_CLAIM] = value
+
+    @property
+    def bell(self) -> int:
+        """Local. The time at which another rank last told this one to look who has ended."""
+        return int(self._header[_BELL])
+
+    @bell.setter
+    def bell(self, now: int) -> None:
+        self._header[_BELL] = now
 
     @property
     def signal(self) -> int:

@@ -6,7 +6,7 @@ from tests.faults.fault import Fault
 
 _WATCHDOG, _TIME = "unit/failures/test_watchdog.py", "unit/failures/test_watchdog_time.py"
 _TURNS, _HOSTS = "unit/failures/test_watchdog_turns.py", "unit/failures/test_watchdog_hosts.py"
-_VAIN = "unit/failures/test_in_vain.py"
+_VAIN, _LOOKS = "unit/failures/test_in_vain.py", "unit/failures/test_looks.py"
 _PAGE, _DIRECTORY = "unit/recorder/test_page.py", "unit/failures/test_job_directory.py"
 
 FAULTS = (
@@ -111,18 +111,18 @@ FAULTS = (
         f"{_WATCHDOG}::test_what_is_seen_in_one_look_alone_does_not_count",
     ),
     Fault(
-        "a reason counts the looks of the one before", "failures/watchdog.py",
+        "a reason counts the looks of the one before", "failures/search.py",
         "self._seen_times + 1 if seen == self._seen else 1", "self._seen_times + 1 if seen else 0",
         f"{_WATCHDOG}::test_a_reason_that_changes_counts_anew",
     ),
     Fault(
-        "a second reason is not told after a first", "failures/watchdog.py",
-        "seen.looks and seen != self._said:", "seen.looks and self._said is None:",
+        "a second reason is not told after a first", "failures/search.py",
+        "seen.looks or seen == self._told:", "seen.looks or self._told is not None:",
         f"{_WATCHDOG}::test_a_second_reason_is_told_after_a_first",
     ),
     Fault(
         "a dead rank has told of its death", "failures/peers.py",
-        "return ends if self.has_died() else", "return True if self.has_died() else",
+        "return waits if waits == ends else ends if", "return True if",
         f"{_WATCHDOG}::test_a_death_is_told_where_nothing_ends_the_job",
     ),
     Fault(
@@ -169,8 +169,8 @@ FAULTS = (
     ),
     Fault(
         "an end is not told to other hosts", "failures/watchdog.py",
-        "            self._page.ended = True\n            self._tell_hosts({}, after=0.0)\n",
-        "            self._page.ended = True\n",
+        "            self.page.ended = True\n            self._tell_hosts({}, after=0.0)\n",
+        "            self.page.ended = True\n",
         f"{_HOSTS}::test_an_end_is_told_to_other_hosts_at_once",
     ),
     Fault(
@@ -205,7 +205,7 @@ FAULTS = (
     ),
     Fault(
         "messages are lost though a third rank may send them", "failures/peers.py",
-        "return bool(gone_on) and all(tuple(me)", "return bool(gone_on) and any(tuple(me)",
+        "return bool(gone_on) and all(me in", "return bool(gone_on) and any(me in",
         f"{_VAIN}::test_messages_are_not_lost_while_a_third_rank_may_still_send_them",
     ),
     Fault(
@@ -277,5 +277,39 @@ FAULTS = (
         "a report does not say of which strategy a call is", "recorder/details.py",
         'f" of strategy number {calls.owner}" if calls.owner > 1 else ""', '""',
         _VAIN + "::test_the_same_call_of_another_strategy_ends_the_job",
+    ),
+    Fault(
+        "all ranks of a host look at all others", "failures/leaders.py", "if len(peers) < FEW:", "if True:",
+        f"{_LOOKS}::test_the_looks_of_a_host_grow_with_its_ranks_and_not_with_their_square",
+    ),
+    Fault(
+        "nobody looks where the leader is stopped", "failures/leaders.py",
+        "return peer.is_fresh() and peer.state(", "return peer.state(",
+        f"{_LOOKS}::test_a_rank_that_never_comes_is_seen_whoever_looks",
+    ),
+    Fault(
+        "who leads never asks again whether a lower one has come", "failures/leaders.py",
+        "search.leads, search.place = True, 0", "search.leads = True",
+        f"{_LOOKS}::test_ranks_that_come_in_any_order_are_led_by_the_lowest_one",
+    ),
+    Fault(
+        "nobody knows for whom a rank waits that is led", "failures/peers.py",
+        'in details.get("leaders", ()):', "in ():",
+        f"{_LOOKS}::test_a_rank_waits_for_those_that_its_leader_waits_for",
+    ),
+    Fault(
+        "an old text says that a rank waits for one that has come", "failures/peers.py",
+        "if not calls or self._is_missing(key, calls)]", "]",
+        "unit/recorder/test_page.py::test_an_old_text_counts_only_as_far_as_it_is_true",
+    ),
+    Fault(
+        "a look is repeated at once, whatever it costs", "failures/looks.py", "_PAUSES = 100", "_PAUSES = 0",
+        f"{_LOOKS}::test_a_look_is_not_repeated_before_a_hundred_times_its_time_has_passed",
+    ),
+    Fault(
+        "each rank looks for itself at the start", "failures/startup/looker.py",
+        "if found := self._ask(name, pause):", "if found := None:",
+        "system/failures/test_start_looks.py::"
+        "test_the_files_that_a_host_opens_grow_with_its_ranks_and_not_with_their_square",
     ),
 )

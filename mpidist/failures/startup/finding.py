@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mpidist.failures.peers import LISTED
 from mpidist.failures.startup.ranks import Starting
+from mpidist.failures.waits import may_end_at_start
 
 # What this rank is in while MPI itself starts.
 STARTING = "starting MPI"
@@ -100,11 +101,6 @@ def _is_in_container() -> bool:
     return os.getpid() == 1 or any(f"{name}_CONTAINER" in os.environ for name in ("APPTAINER", "SINGULARITY"))
 
 
-def may_end() -> bool:
-    """Local. Whether a rank that waits at the start may end: nothing else could end the job there."""
-    return os.environ.get("MPIDIST_ABORT") != "0"
-
-
 class StartWait(NamedTuple):
     """A wait for the other ranks at the start.
 
@@ -147,4 +143,4 @@ def judge(
 
 def _ends(wait: StartWait, finding: HostFinding) -> bool:
     # Any program may come to the start of MPI at last.
-    return may_end() and (wait.is_over or (finding.is_mixed and wait.call != STARTING))
+    return may_end_at_start() and (wait.is_over or (finding.is_mixed and wait.call != STARTING))

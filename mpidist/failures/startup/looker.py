@@ -19,6 +19,7 @@ from mpidist.failures.peers import STALE_SECONDS
 from mpidist.failures.startup import finding as findings
 from mpidist.failures.startup.finding import HostFinding
 from mpidist.failures.startup.ranks import launcher_here, page_of, ranks_here
+from mpidist.recorder.calls import Calls
 from mpidist.recorder.rank_page import Page
 from mpidist.recorder.time_limits import CLOCK, TICK_SECONDS, Clock
 
@@ -72,6 +73,25 @@ class Looker:
             # Nobody looks for the others, and each one looks at all.
             return None
         return self._look(page)
+
+    def judge(
+        self, calls: Calls, page: Page, pause: Callable[[], None], take_turn: Callable[[], None], *, is_over: bool
+    ) -> tuple[str | None, bool]:
+        """Local. Decide whether this rank reports those that have not come, and whether it ends.
+
+        Args:
+            calls: The calls that open a communicator.
+            page: See `find`.
+            pause: See `find`.
+            take_turn: Waits until a rank that is not the first one may speak.
+            is_over: Whether the time is over.
+
+        Returns:
+            See `finding.judge`.
+        """
+        size = len(calls.members)
+        wait = findings.StartWait(size, calls.name, is_over)
+        return findings.judge(wait, lambda: self.find(size, page, pause), take_turn)
 
     def answer(self, page: Page) -> None:
         """Local. Look again, if this rank looks for others: one of them has asked."""

@@ -370,7 +370,7 @@ def test_a_job_directory_is_empty_after_a_good_end(virtual_hosts: Open, tmp_path
         f"{ALONE}import os\nfrom mpidist.failures.watchdog import WATCHDOG\nfrom tests.helpers.waiting import until\n"
         "assert len(os.listdir(sys.argv[1])) == 1\nranks.barrier()\n"
         # What it writes when it has waited.
-        "for _ in range(3):\n    before = WATCHDOG._page.beat\n    until(lambda: WATCHDOG._page.beat != before)\n"
+        "for _ in range(3):\n    before = WATCHDOG.page.beat\n    until(lambda: WATCHDOG.page.beat != before)\n"
     )
     folder.mkdir()
     hosts = virtual_hosts(2)

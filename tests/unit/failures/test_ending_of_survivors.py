@@ -210,8 +210,10 @@ def test_a_death_while_mpi_ends_is_left_to_mpi_for_some_seconds(
     begin = rank.clock.now
     dies_at = begin + 2
     peers = [
-        types.SimpleNamespace(name="rank 0", has_died_at_end=lambda: False),
-        types.SimpleNamespace(name="rank 2", has_died_at_end=lambda: rank.clock.now >= dies_at),
+        types.SimpleNamespace(name="rank 0", key=("host", 10, "pid:[1]"), has_died_at_end=lambda: False),
+        types.SimpleNamespace(
+            name="rank 2", key=("host", 12, "pid:[1]"), has_died_at_end=lambda: rank.clock.now >= dies_at
+        ),
     ]
     monkeypatch.setattr(ending, "WATCHDOG", types.SimpleNamespace(peers=lambda: peers))
     done: Any = Done(rank.clock, seconds)

@@ -12,6 +12,7 @@ import pytest
 
 from mpidist.failures import lives
 from mpidist.failures.lives import Lives, how_ended, life_of
+from mpidist.recorder.rank_page import PAGE_BYTES, Page
 
 
 class Table:
@@ -143,3 +144,85 @@ def test_who_lives_has_not_ended() -> None:
 
 def _kernel() -> tuple[int, ...]:
     return tuple(int(one) for one in os.uname().release.split(".")[:2])
+
+
+class ManyPages:
+    """Ranks that know each other's pages, in place of the watchdog: the first one is this process."""
+
+    def __init__(self) -> None:
+        self.page = Page(memoryview(bytearray(PAGE_BYTES)))
+        self.others = [types.SimpleNamespace(page=Page(memoryview(bytearray(PAGE_BYTES)))) for _ in range(20)]
+
+    def peers(self) -> list[types.SimpleNamespace]:
+        """All others."""
+        return self.others
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> ManyPages:
+    pages = ManyPages()
+    monkeypatch.setattr(lives, "WATCHDOG", pages)
+    return pages
+
+
+def around(monkeypatch: pytest.MonkeyPatch) -> tuple[Table, list[int], list[int]]:
+    """A table of ten processes before this one and ten after it, and the processes that were looked at."""
+    here = os.getpid()
+    numbers = [*range(here - 10, here), *range(here + 1, here + 11)]
+    table = Table(monkeypatch, dict.fromkeys(numbers, "100"))
+    looked: list[int] = []
+    table.add(*numbers)
+    life = table.lives._life
+
+    def noted(number: int) -> str:
+        looked.append(number)
+        return life(number)
+
+    monkeypatch.setattr(table.lives, "_life", noted)
+    return table, numbers, looked
+
+
+def test_of_many_processes_the_next_one_is_looked_at(monkeypatch: pytest.MonkeyPatch, many: ManyPages) -> None:
+    table, numbers, looked = around(monkeypatch)
+    for _ in range(4):
+        assert table.lives.look()
+    assert looked == [os.getpid() + 1] * 4
+    # It ends, and this process looks at all; so do the others.
+    del table.started[os.getpid() + 1]
+    assert table.lives.look()
+    assert table.told == [os.getpid() + 1]
+    assert set(looked) == {*numbers}
+    assert all(one.page.bell for one in many.others)
+    looked.clear()
+    assert table.lives.look()
+    assert looked == [os.getpid() + 2]
+
+
+def test_who_is_told_of_an_end_looks_at_all_once(monkeypatch: pytest.MonkeyPatch, many: ManyPages) -> None:
+    table, numbers, looked = around(monkeypatch)
+    del table.started[numbers[3]]
+    assert table.lives.look()
+    assert table.told == []
+    many.page.bell = 5
+    assert table.lives.look()
+    assert table.told == [numbers[3]]
+    looked.clear()
+    assert table.lives.look()
+    assert len(looked) == 1
+
+
+def test_the_first_process_is_next_to_the_last_one(monkeypatch: pytest.MonkeyPatch, many: ManyPages) -> None:
+    here = os.getpid()
+    numbers = range(here - 20, here)
+    table = Table(monkeypatch, dict.fromkeys(numbers, "100"))
+    table.add(*numbers)
+    del table.started[here - 20]
+    assert table.lives.look()
+    assert table.told == [here - 20]
+
+
+def test_who_is_dead_when_it_is_added_to_many_is_told(monkeypatch: pytest.MonkeyPatch, many: ManyPages) -> None:
+    table = Table(monkeypatch, {number: "100" for number in range(1, 20) if number != 7})
+    table.add(*range(1, 20))
+    assert table.lives.look()
+    assert table.told == [7]

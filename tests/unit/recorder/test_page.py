@@ -163,6 +163,27 @@ def test_ranks_that_wait_for_one_another_are_a_circle() -> None:
     assert circle(first.key, [second.peer], peers) == []
 
 
+def test_an_old_text_counts_only_as_far_as_it_is_true() -> None:
+    """A rank that is led writes seldom for whom it waits: one of them may have come, and this rank, too."""
+    first, second, third = (Rank(number) for number in range(3))
+    peers = {one.key: one.peer for one in (second, third)}
+    for rank in (second, third):
+        rank.call("barrier")
+    second.page.write({"missing": [third.key], "on": [IDENTITY]})
+    third.page.write({"missing": [first.key], "on": [IDENTITY]})
+
+    def found() -> list[Peer]:
+        return circle(first.key, [second.peer], peers, first.page.state)
+
+    assert found() == []
+    second.calls.leave()
+    second.call("barrier")
+    # The second one waits for the third one again, and that one for the first one.
+    assert found() == [second.peer, third.peer]
+    first.call("barrier")
+    assert found() == []
+
+
 def test_a_text_is_whole_or_empty() -> None:
     page = Page(memoryview(bytearray(PAGE_BYTES)))
     assert page.read() == {}
