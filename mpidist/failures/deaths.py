@@ -320,7 +320,7 @@ class DeathWatch:
         self._note(_UNKNOWN, _UNKNOWN)
 
     def note(self, process: tuple[str, int, str], name: str) -> None:
-        """Local. Note a death that another process has detected; the name is such as "rank 2 of 4 (process 77 on n3)"."""
+        """Local. Note a death that another process has detected; `name`: "rank 2 of 4 (process 77 on n3)"."""
         if Process(*process) not in self.dead:
             self._note(Process(*process), name)
 
