@@ -1,4 +1,4 @@
-"""What a look at the ranks of this host has found, and what a rank that waits at the start says and does then."""
+"""The finding of a look at the ranks of this host, and what a rank that waits at the start says and does then."""
 
 from __future__ import annotations
 
