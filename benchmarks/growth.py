@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 # From the slowest to the fastest.
-FUNCTIONS = {
+FUNCTIONS: dict[str, Callable[[int], float]] = {
     "constant": lambda _: 0.0,
     "log n": math.log2,
     "n": float,

@@ -1,6 +1,7 @@
 """What does a rank do the more of, the more ranks there are? Counts, which do not depend on the machine's speed.
 
     python benchmarks/scale_counts.py --plot scale_counts.png --json scale_counts.json
+    python benchmarks/scale_counts.py --short                                 # calls alone, in a minute
     python benchmarks/scale_counts.py --long --json scale_counts.json         # up to 256 ranks, and private memory
     python benchmarks/scale_counts.py --counts scale_counts.json              # the table of a record
 
@@ -19,7 +20,7 @@ program; in `look, ...` what all other threads do from one look of the watchdog 
     reads and writes  all read and write calls to the kernel of the thread, from /proc/thread-self/io
     bytes kept        by Python's objects and NumPy's arrays, at the end of the phase (tracemalloc)
     bytes for a while at most by these within the phase
-    private bytes     by the process's own pages, with --memory; in a run of its own, since tracemalloc takes some
+    private bytes     by the process's own pages, with --long; in a run of its own, since tracemalloc takes some
 
 A compiled library under MPI and libc counts (`native/counts.c`); the system's C compiler makes it. Of the ranks the
 one with the largest count counts. The table says which of constant, log n, n, n log n and n^2 fits (least squares; the
@@ -45,7 +46,7 @@ from typing import Any
 
 import click
 from growth import Growth, fit
-from scale_counts_rank import SHIM_KINDS, WARN_SECONDS
+from scale_counts_rank import CALLS, OBJECTS, PAGES, SHIM_KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(__file__).parent / "native" / "counts.c"
@@ -57,6 +58,7 @@ JOB_SECONDS = 600
 TOLERANCES = {"bytes kept": 4096.0, "bytes for a while": 8192.0, "private bytes": 262144.0, "bytes sent": 64.0}
 # Some looks do what others do not, for instance write a file.
 OTHER_TOLERANCE = 1.0
+_BY_CHANCE = 0.002
 _PLOTTED = ("MPI calls", "bytes received", "files opened", "bytes kept")
 
 Phases = dict[str, dict[str, float]]  # phase, kind: the largest of the ranks' counts
@@ -91,24 +93,24 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def count(ranks: int, library: Path, hosts: int = 1, *, with_memory: bool = False) -> dict[str, Phases]:
+def count(ranks: int, library: Path, hosts: int, what: str) -> dict[str, Phases]:
     """Run the program on so many ranks: the largest counts of the ranks, and their medians."""
     # Only here: the tests' helpers need no MPI, and no rank needs them.
     sys.path.insert(0, str(ROOT))
     launching = importlib.import_module("tests.helpers.launching")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = [folder, *(["memory"] if with_memory else [])]
-        variables = {"LD_PRELOAD": str(library), "MPIDIST_WARN_SECONDS": str(WARN_SECONDS)}
+        # No report of a wait before that which is counted.
+        variables = {"LD_PRELOAD": str(library), "MPIDIST_WARN_SECONDS": str(JOB_SECONDS)}
         if hosts > 1:
             virtual_hosts = importlib.import_module("tests.hosts.virtual_hosts")
             with virtual_hosts.VirtualHosts(hosts) as these:
                 result = these.run(
-                    [ranks // hosts] * hosts, PROGRAM, *words, timeout_seconds=JOB_SECONDS,
+                    [ranks // hosts] * hosts, PROGRAM, folder, what, timeout_seconds=JOB_SECONDS,
                     MPIDIST_JOB_DIR=name, **variables,
                 )
         else:
-            result = launching.run_program(ranks, PROGRAM, *words, timeout_seconds=JOB_SECONDS, **variables)
+            result = launching.run_program(ranks, PROGRAM, folder, what, timeout_seconds=JOB_SECONDS, **variables)
         if result.returncode:
             raise click.ClickException(f"{ranks} ranks ended with {result.returncode}: {result.stderr[-3000:]}")
         told = [_read(folder, rank) for rank in range(ranks)]
@@ -123,7 +125,7 @@ def count(ranks: int, library: Path, hosts: int = 1, *, with_memory: bool = Fals
 def _read(folder: Path, rank: int) -> Phases:
     """A rank's counts, with those of its ending."""
     phases: Phases = json.loads((folder / f"{rank}.json").read_text())
-    if "bytes kept" in phases["start"]:
+    if "private bytes" not in phases["start"]:
         before, end = ((folder / f"{rank}.{name}").read_text().split() for name in ("before", "end"))
         # The last files of the program itself are two.
         phases["ending"] = {
@@ -140,7 +142,8 @@ def growths(series: Mapping[int, Phases]) -> dict[tuple[str, str], tuple[dict[in
         for kind in kinds:
             points = {ranks: phases[phase][kind] for ranks, phases in series.items()}
             if any(points.values()):
-                found[phase, kind] = points, fit(points, max(TOLERANCES.get(kind, OTHER_TOLERANCE), 0.002 * max(points.values())))
+                tolerance = max(TOLERANCES.get(kind, OTHER_TOLERANCE), _BY_CHANCE * max(points.values()))
+                found[phase, kind] = points, fit(points, tolerance)
     return found
 
 
@@ -199,7 +202,7 @@ def plot(path: str, all_series: Mapping[str, Mapping[int, Phases]]) -> None:
 
 
 def taken(
-    ranks: Sequence[int], hosts: Sequence[int], per_host: int, *, with_memory: bool
+    ranks: Sequence[int], hosts: Sequence[int], per_host: int, kinds: Sequence[str]
 ) -> Iterator[tuple[str, int, dict[str, Phases]]]:
     """The name of the series, the ranks and their counts, for each number of ranks and of hosts."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -208,12 +211,11 @@ def taken(
         jobs += [(f"hosts of {per_host}", one * per_host, one) for one in hosts]
         for title, count_of_ranks, count_of_hosts in jobs:
             click.echo(f"{count_of_ranks} ranks, {title}", err=True)
-            found = count(count_of_ranks, library, count_of_hosts)
-            if with_memory:
-                memory = count(count_of_ranks, library, count_of_hosts, with_memory=True)
-                for which, phases in memory.items():
-                    for phase, kinds in phases.items():
-                        found[which][phase].update(kinds)
+            found: dict[str, Phases] = {}
+            for what in kinds:
+                for which, phases in count(count_of_ranks, library, count_of_hosts, what).items():
+                    for phase, numbers in phases.items():
+                        found.setdefault(which, {}).setdefault(phase, {}).update(numbers)
             yield title, count_of_ranks, found
 
 
@@ -230,30 +232,32 @@ def read(path: str) -> dict[str, dict[str, Series]]:
 @click.option("--ranks", default=RANKS, show_default=True, multiple=True, help="Of one host.")
 @click.option("--hosts", default=HOSTS, show_default=True, multiple=True, help="Numbers of virtual hosts; 0: none.")
 @click.option("--per-host", default=PER_HOST, show_default=True, help="Ranks of each virtual host.")
-@click.option("--long", "is_long", is_flag=True, help=f"Also {LONG_RANKS} ranks, and private memory.")
-@click.option("--memory", "with_memory", is_flag=True, help="Count private memory, too.")
+@click.option("--short", "kinds", flag_value=CALLS, help="Calls alone, and no long wait.")
+@click.option("--long", "kinds", flag_value=PAGES, help=f"Also {LONG_RANKS} ranks, and private memory.")
 @click.option("--counts", "counts_path", help="Show a record, instead of counting.")
 @click.option("--plot", "plot_path", help="Write a plot.")
 @click.option("--json", "json_path", help="Write the figures.")
 def main(
-    ranks: Sequence[int], hosts: Sequence[int], per_host: int, *, is_long: bool, with_memory: bool, **rest: Any
+    ranks: Sequence[int], hosts: Sequence[int], per_host: int, kinds: str | None, counts_path: str | None,
+    plot_path: str | None, json_path: str | None,
 ) -> None:
-    if rest["counts_path"]:
-        counts = read(rest["counts_path"])
+    if counts_path:
+        counts = read(counts_path)
     else:
         counts = {}
+        is_long = kinds == PAGES
         all_ranks = [*ranks, *(LONG_RANKS if is_long else ())]
-        all_hosts = [one for one in hosts if one]
-        for title, one, found in taken(all_ranks, all_hosts, per_host, with_memory=with_memory or is_long):
+        whats = [CALLS] if kinds == CALLS else [OBJECTS, PAGES] if is_long else [OBJECTS]
+        for title, one, found in taken(all_ranks, [one for one in hosts if one], per_host, whats):
             for which, phases in found.items():
                 counts.setdefault(title, {}).setdefault(which, {})[one] = phases
     rows = {title: show(title, both["most"], both["median"]) for title, both in counts.items()}
-    if rest["plot_path"]:
-        plot(rest["plot_path"], {title: both["most"] for title, both in counts.items()})
-    if rest["json_path"]:
+    if plot_path:
+        plot(plot_path, {title: both["most"] for title, both in counts.items()})
+    if json_path:
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "mpi": _mpi_version()}
         content = {"machine": machine, "rows": rows, "counts": counts}
-        Path(rest["json_path"]).write_text(json.dumps(content, indent=1) + "\n")
+        Path(json_path).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _mpi_version() -> str:

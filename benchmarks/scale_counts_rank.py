@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib
 import json
+import os
 import sys
 import time
 import tracemalloc
@@ -15,9 +16,10 @@ from typing import Any
 
 # Those of native/counts.c, in its order, for the thread that runs the program and for all others.
 SHIM_KINDS = ("MPI calls", "bytes sent", "bytes received", "files opened", "of /proc", "looks at paths", "files mapped")
+CALLS, OBJECTS, PAGES = "calls", "objects", "pages"
 # A wait is reported after so many seconds; and the first rank stays away until all others have looked so much longer.
 WARN_SECONDS, MORE_SECONDS = 1.0, 4.0
-STEPS, CALLS, GATHERS = 64, 64, 8
+STEPS, REDUCTIONS, GATHERS = 64, 64, 8
 SHAPES = ((64, 256), (256,), (256, 64), (64,))
 
 
@@ -25,14 +27,14 @@ class Counts:
     """What this rank has counted since the last phase.
 
     Args:
-        with_memory: Whether private pages are counted, instead of what Python's objects hold, which takes pages itself.
+        what: See `main`.
     """
 
-    def __init__(self, *, with_memory: bool) -> None:
+    def __init__(self, what: str) -> None:
         self._shim = ctypes.CDLL(None)
         self._shim.scale_counts.restype = ctypes.POINTER(ctypes.c_long * (2 * len(SHIM_KINDS)))
         self._counters = self._shim.scale_counts().contents
-        self._with_memory = with_memory
+        self._what = what
         self.phases: dict[str, dict[str, float]] = {}
         # Not those of /proc/self, which are of all threads.
         self._io = open("/proc/thread-self/io", "rb", buffering=0)  # noqa: SIM115 - kept open: opening it counts
@@ -40,7 +42,7 @@ class Counts:
 
     def _now(self) -> tuple[list[int], int, int]:
         counters = list(self._counters)
-        memory = _private_bytes() if self._with_memory else tracemalloc.get_traced_memory()[0]
+        memory = _private_bytes() if self._what == PAGES else tracemalloc.get_traced_memory()[0]
         self._io.seek(0)
         fields = self._io.read(400).split()
         return counters, int(fields[5]) + int(fields[7]), memory
@@ -55,7 +57,7 @@ class Counts:
         found = {name: one / times for name, one in zip(SHIM_KINDS, more, strict=False)}
         # This measurement reads twice.
         found["reads and writes"] = max(0, io - io_before - 1) / times
-        if self._with_memory:
+        if self._what == PAGES:
             found = {"private bytes": (memory - memory_before) / times}
         elif tracemalloc.is_tracing():
             found["bytes kept"] = (memory - memory_before) / times
@@ -117,21 +119,28 @@ def _private_bytes() -> int:
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
-def main(folder: Path, *, with_memory: bool) -> None:
-    """Go through all phases."""
+def main(folder: Path, what: str) -> None:
+    """Go through all phases.
+
+    Args:
+        folder: For the counts of the ranks.
+        what: `CALLS` counts calls alone; `OBJECTS` also what Python's objects hold, and a long wait, which takes more
+            time; `PAGES` the process's own pages instead.
+    """
     importlib.import_module("numpy")
-    counts = Counts(with_memory=with_memory)
+    counts = Counts(what)
     mpi = importlib.import_module("mpi4py.MPI")
     world = mpi.COMM_WORLD
     world.Barrier()
     counts.note("MPI alone")
-    for name in ("mpidist", "mpidist.checkpoint", "mpidist.optimizers", "mpidist.failures.watchdog"):
+    # Before the phases that are of interest: their modules are many, and no rank has more of them than another.
+    for name in ("mpidist", "mpidist.optimizers", "mpidist.failures.watchdog", "h5py"):
         importlib.import_module(name)
     counts.note("import")
-    if not with_memory:
+    if what == OBJECTS:
         counts.trace()
     strategy = train(counts, folder)
-    if not with_memory:
+    if what == OBJECTS:
         wait_long(strategy, world, counts, folder)
     (folder / f"{world.rank}.json").write_text(json.dumps(counts.phases))
     (folder / f"{world.rank}.before").write_text(" ".join(map(str, counts.own())))
@@ -154,7 +163,7 @@ def train(counts: Counts, folder: Path) -> Any:
     rows = np.ones((1, 16), np.float32)
     calls: dict[str, tuple[Callable[[], object], int]] = {
         "step": (lambda: strategy.run(step), STEPS),
-        "reduce": (lambda: strategy.reduce("SUM", 1, axis=None), CALLS),
+        "reduce": (lambda: strategy.reduce("SUM", 1, axis=None), REDUCTIONS),
         "gather": (lambda: strategy.gather(rows, axis=0), GATHERS),
     }
     for name, (call, times) in calls.items():
@@ -175,6 +184,8 @@ def train(counts: Counts, folder: Path) -> Any:
 
 def wait_long(strategy: Any, world: Any, counts: Counts, folder: Path) -> None:
     """All ranks but the first wait for it in a call until that was reported."""
+    # Not before: on a busy machine ranks wait for so long in other phases.
+    os.environ["MPIDIST_WARN_SECONDS"] = str(WARN_SECONDS)
     watchdog = importlib.import_module("mpidist.failures.watchdog").WATCHDOG
     looks = Looks(counts, folder / f"{world.rank}.looked")
     watchdog.look_also(looks.look)
@@ -190,4 +201,4 @@ def wait_long(strategy: Any, world: Any, counts: Counts, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), with_memory=sys.argv[2:] == ["memory"])
+    main(Path(sys.argv[1]), sys.argv[2])
