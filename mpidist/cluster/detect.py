@@ -45,7 +45,7 @@ def _is_slurm_step(communicator: Communicator) -> bool:
 
 def _resolve_slurm(communicator: Communicator, takes_servers: bool) -> ClusterResolver:
     # MPI has the host of each rank; Slurm's variables give it for some distributions only.
-    hosts = communicator.all_gather_object(communicator.host)
+    hosts = [process.host for process in communicator.processes]
 
     def resolve() -> ClusterResolver:
         names = named_components(read_step(os.environ, hosts=hosts))

@@ -347,7 +347,7 @@ FAULTS = (
         NCCL + "one_that_has_failed_on_a_rank_is_not_shared", 2,
     ),
     Fault(
-        "a communicator forgets what it owns", "comm/group/deferred_free.py", "in (*owned, *handles):", "in handles:",
+        "a communicator forgets what it owns", "comm/group/resource.py", "in (*owned, *handles):", "in handles:",
         NCCL + "it_ends_with_its_communicator", 2,
     ),
     Fault(

@@ -44,13 +44,11 @@ class MPIClusterResolver(ClusterResolver):
         communicator = open_communicator(purpose="cluster") if communicator is None else communicator
         require_communicator(communicator)
         size = communicator.size
-        told = gather_together(communicator, "assigning the roles", lambda: (
-            communicator.host, (whole("num_ps", num_ps, least=0), whole("num_evaluators", num_evaluators, least=0))
+        numbers = gather_together(communicator, "assigning the roles", lambda: (
+            whole("num_ps", num_ps, least=0), whole("num_evaluators", num_evaluators, least=0)
         ))
-        require_same(
-            [numbers for _, numbers in told], "(num_ps, num_evaluators)", "Pass the same numbers on every rank."
-        )
-        addresses = [f"{host}:{rank}" for rank, (host, _) in enumerate(told)]
+        require_same(numbers, "(num_ps, num_evaluators)", "Pass the same numbers on every rank.")
+        addresses = [f"{process.host}:{rank}" for rank, process in enumerate(communicator.processes)]
         if size == 1 and num_ps:
             tasks = [Task(job, 0) for job in ("chief", "worker", "ps")]
             addresses *= len(tasks)

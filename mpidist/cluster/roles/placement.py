@@ -103,13 +103,18 @@ def agree_on_tasks(
             _refuse_servers([task.job for task in claim.cluster.tasks])
     except Exception as caught:
         error = caught
-    # Every rank has a cluster of thousands of addresses already. It is sent only where ranks have different ones.
-    told = exchange(communicator, "asking the cluster resolver", (claim.checksum, claim.task), error)
-    if any(checksum != told[0][0] for checksum, _ in told):
+    # Every rank has a cluster of thousands of addresses already. It is sent only where ranks have different ones, and
+    # tasks only where they are not in the order of the ranks.
+    ordered = _in_order(claim.cluster.tasks)
+    is_ordered = len(ordered) == communicator.size and ordered[communicator.rank] == claim.task
+    own = claim.checksum, is_ordered, None if is_ordered else claim.task
+    told = exchange(communicator, "asking the cluster resolver", own, error)
+    if any(checksum != told[0][0] for checksum, _, _ in told):
         claims = communicator.all_gather_object((claim.cluster.as_dict(), claim.task))
         raise mark_shared(MismatchError(_different_clusters(claims)))
+    tasks = [ordered[rank] if in_order else task for rank, (_, in_order, task) in enumerate(told)]
     try:
-        return assign_tasks([task for _, task in told], claim.cluster, launched=launch.read() is not None)
+        return assign_tasks(tasks, claim.cluster, launched=launch.read() is not None)
     except LauncherError as wrong:
         raise mark_shared(wrong) from None
 

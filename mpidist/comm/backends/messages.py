@@ -47,8 +47,7 @@ class Messages:
         self.traffic = Traffic()
         self._mpi: Any = communicator.mpi
         self._piece_bytes = piece_bytes or PIECE_BYTES
-        node_of: list[int] = communicator.all_gather_object(communicator.node_index)
-        self._is_far = [node != node_of[communicator.rank] for node in node_of]
+        self._is_far = [node != communicator.node_index for node in communicator.nodes]
 
     def pieces(self, count: int, itemsize: int) -> list[slice]:
         """Local. The slices of an array of `count` elements that go in one message each."""

@@ -183,8 +183,7 @@ class HierarchicalCopyAllReduce(PackedReduction):
         collective = super().bind(communicator, options, owner)
         if self._to_one is None:
             self._messages = Messages(communicator, options.bytes_per_pack)
-            nodes = communicator.all_gather_object(communicator.node_index)
-            ranks = [rank for rank, node in enumerate(nodes) if node == communicator.node_index]
+            ranks = [rank for rank, node in enumerate(communicator.nodes) if node == communicator.node_index]
             self._to_one = GatherToOne(self._messages, ranks, ranks[0], communicator.rank)
             lane = communicator.open_lane()
             if lane is not None and self._to_one.is_center:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from mpidist.comm.calls.order import CallOrder
@@ -42,6 +43,7 @@ class Communicator(Resource, Protocol):
         host: Name of this process's host.
         node_index: The number of this rank's node. Nodes are numbered in the order of their lowest ranks.
         node_sizes: Number of ranks of each node.
+        nodes: The number of each rank's node.
         core_count: Number of cores that the ranks of this node could use together when it was opened. Each rank may be
             bound to a core of its own, or all of them to the same core.
         processes: The process of each rank.
@@ -55,6 +57,7 @@ class Communicator(Resource, Protocol):
     host: str
     node_index: int
     node_sizes: tuple[int, ...]
+    nodes: Sequence[int]
     core_count: int
     processes: tuple[Process, ...]
     mpi: Any

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import pickle
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from mpi4py import MPI
 
 from mpidist.comm.calls.messages import BeginMax, LargestNumbers
 from mpidist.comm.calls.order import CallOrder
 from mpidist.comm.calls.text import differing_calls, other_call
-from mpidist.comm.cores import Cores, count_cores, own_cores
+from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.group import pages
 from mpidist.comm.group.communicator import Channel, Communicator
-from mpidist.comm.group.deferred_free import Handles
-from mpidist.comm.group.object_exchange import gather_objects
-from mpidist.comm.group.resource import Identity, end_all, give_back_offered, new_identity, offered
-from mpidist.comm.group.shared_file import SharedFile, Shown, can_open, ways
+from mpidist.comm.group.introduction import Introduction, introduce
+from mpidist.comm.group.object_exchange import gather_objects, meet
+from mpidist.comm.group.resource import Handles, end_all, give_back_offered, new_identity, offered
 from mpidist.failures import job_directory
 from mpidist.failures.deaths import WATCH, Process, this_process
 from mpidist.recorder.calls import NEXT, Calls, noted
@@ -37,30 +36,6 @@ _COLLECTED_EVERY = 64
 _TAGS = 1 << 14
 # A rank that polls something while it waits does so once in this many tests of its request.
 _LOOKS = 64
-
-
-class _Introduction(NamedTuple):
-    """A rank's words to the other ranks of a new communicator.
-
-    Attributes:
-        process: Its process.
-        identity: The identity of the communicator, if the first rank says it.
-        offered: The objects that it has dropped; see `mpidist.comm.group.resource`.
-        page: The address of its page.
-        job_directory: For files of the ranks, if the first rank names one.
-        cores: The cores of its process.
-        leader: The first rank of its node.
-        shares_files: Whether it can open a file of that rank.
-    """
-
-    process: Process
-    identity: Identity
-    offered: dict[Identity, int]
-    page: Shown | None
-    job_directory: str
-    cores: Cores
-    leader: int = 0
-    shares_files: bool = True
 
 
 class MpiCommunicator(Communicator):
@@ -85,31 +60,32 @@ class MpiCommunicator(Communicator):
         identity = new_identity()
         if identity[0] % _COLLECTED_EVERY == _COLLECTED_EVERY - 1:
             gc.collect()
-        node, told = _introduce(mpi, node_color, _Introduction(
-            this_process(self.host), identity, offered(), pages.show(), "" if is_part else job_directory.wanted(),
-            own_cores(),
+        node, told = introduce(mpi, node_color, Introduction(
+            mpi.rank, this_process(self.host), identity, offered(), pages.show(),
+            "" if is_part else job_directory.wanted(), own_cores(),
         ))
-        give_back_offered([one.offered for one in told])
-        leaders = [one.leader for one in told]
-        order = sorted(set(leaders))
-        self.node_index = order.index(leaders[mpi.rank])
-        self.node_sizes: tuple[int, ...] = tuple(leaders.count(leader) for leader in order)
-        self.processes = tuple(one.process for one in told)
-        self._handles = Handles(told[0].identity, [mpi, node])
-        self._job = job = "-".join(map(str, told[0].identity))
-        pages.look(self.processes, mpi.rank, [one.page for one in told], told[0].job_directory, job)
-        self.calls = pages.open_calls(told[0].identity, 0, self.processes, mpi.rank)
+        give_back_offered(told.offers)
+        sizes = Counter(told.leaders)
+        order = {leader: number for number, leader in enumerate(sorted(sizes))}
+        self.nodes = array("i", (order[leader] for leader in told.leaders))
+        self.node_index = self.nodes[mpi.rank]
+        self.node_sizes: tuple[int, ...] = tuple(sizes[leader] for leader in order)
+        self.processes = told.processes
+        self._handles = Handles(told.identity, [mpi, node])
+        self._job = job = "-".join(map(str, told.identity))
+        pages.look(self.processes, mpi.rank, told.pages, told.job_directory, job)
+        self.calls = pages.open_calls(told.identity, 0, self.processes, mpi.rank)
         self.order = CallOrder(self.calls, self.processes)
         self.order.is_part = is_part
-        self.core_count = count_cores([one.cores for one in told if one.leader == leaders[mpi.rank]])
-        mine = [one.process for one in told if one.leader == leaders[mpi.rank]]
-        calls = pages.open_calls(told[0].identity, 1 + leaders[mpi.rank], mine, node.rank)
+        self.core_count = count_cores(told.cores)
+        leader = told.leaders[mpi.rank]
+        mine = [process for process, its in zip(told.processes, told.leaders, strict=True) if its == leader]
+        calls = pages.open_calls(told.identity, 1 + leader, mine, node.rank)
         self._node: MpiCommunicator | None = _NodeCommunicator(node, self._handles, mine, calls, self.core_count)
         self._lane: MpiCommunicator | None = None
         self._siblings: dict[str, MpiCommunicator] = {}
         self._channel: MPI.Intracomm | None = None
         self._tag = 0
-        self._flags = array("q", bytes(24))
 
     @property
     def node(self) -> Communicator:
@@ -120,7 +96,7 @@ class MpiCommunicator(Communicator):
     def share_directory(self, directory: str) -> None:
         """Local. See `Communicator.share_directory`."""
         if self._job and len({process.host for process in self.processes}) > 1:
-            pages.look(self.processes, self.rank, [None] * self.size, directory, self._job)
+            pages.look(self.processes, self.rank, {}, directory, self._job)
         self._job = ""
 
     @noted("barrier")
@@ -140,13 +116,14 @@ class MpiCommunicator(Communicator):
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
         try:
-            codes, numbers, values = gather_objects(self.mpi, value, self.calls.code, self.calls.number)
+            met, values = gather_objects(self.mpi, value, self.calls.code, self.calls.number)
         except (pickle.UnpicklingError, EOFError) as error:
             raise other_call(self.calls) from error
-        if min(numbers) < max(numbers):
+        least, largest = met.numbers
+        if least < largest:
             # Ranks have caught an error that all of them had, after different numbers of calls.
-            self.calls.go_on_at(max(numbers))
-        if len(set(codes)) > 1:
+            self.calls.go_on_at(largest)
+        if not met.is_one_call:
             raise differing_calls(self.calls, self.mpi.allgather)
         return values
 
@@ -179,12 +156,13 @@ class MpiCommunicator(Communicator):
 
     def _meet(self, value: int, kind: int) -> int:
         """Collective. The largest of the ranks' integers, where all are in the same call and this kind of exchange."""
-        flags, code = self._flags, self.calls.code + kind
-        flags[0], flags[1], flags[2] = value, code, -code
-        self.mpi.Allreduce(MPI.IN_PLACE, [flags, 3, MPI.INT64_T], MPI.MAX)
-        if flags[1] != -flags[2]:  # the greatest and the least
+        try:
+            met = meet(self.mpi, self.calls.code + kind, 0, value)
+        except pickle.UnpicklingError as error:
+            raise other_call(self.calls) from error
+        if not met.is_one_call:
             raise differing_calls(self.calls, self.mpi.allgather)
-        return flags[0]
+        return met.largest
 
     def close(self) -> None:
         """Collective. See `Communicator`; nothing where others use it, too."""
@@ -289,40 +267,6 @@ class MpiCommunicator(Communicator):
         return f"MpiCommunicator(rank={self.rank}, size={self.size}, nodes={self.node_sizes})"
 
 
-def _introduce(
-    mpi: MPI.Intracomm, node_color: int | None, words: _Introduction
-) -> tuple[MPI.Intracomm, list[_Introduction]]:
-    """Collective. The communicator of this rank's node, and what all ranks say of themselves.
-
-    Args:
-        mpi: All ranks.
-        node_color: See `MpiCommunicator`.
-        words: This rank's.
-    """
-    if node_color is None:
-        node = cast(MPI.Intracomm, mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank))
-        for folder, has_name in ways():
-            file = None
-            # If the file cannot be made, the other ranks cannot open it.
-            with contextlib.suppress(OSError):
-                file = SharedFile(folder, has_name=has_name) if node.rank == 0 else None
-            leader, shown = node.bcast((mpi.rank, None if file is None else file.shown))
-            told = _tell(mpi, words._replace(leader=leader, shares_files=can_open(shown, folder)))
-            if file is not None:
-                file.close()
-            if all(one.shares_files for one in told):
-                return node, told
-        is_node = all(one.shares_files for one in told if one.leader == leader)
-        node.Free()
-        node_color = leader if is_node else mpi.rank
-    node = cast(MPI.Intracomm, mpi.Split(node_color, key=mpi.rank))
-    return node, _tell(mpi, words._replace(leader=node.bcast(mpi.rank)))
-
-
-def _tell(mpi: MPI.Intracomm, words: _Introduction) -> list[_Introduction]:
-    return gather_objects(mpi, words)[-1]
-
-
 class _NodeCommunicator(MpiCommunicator):
     """The ranks of one node. Their node is this communicator itself.
 
@@ -347,6 +291,7 @@ class _NodeCommunicator(MpiCommunicator):
         self.host = processes[mpi.rank].host
         self.node_index = 0
         self.node_sizes = (mpi.size,)
+        self.nodes = array("i", bytes(4 * mpi.size))
         self.processes = tuple(processes)
         self._node = None
         self._job = ""
@@ -355,7 +300,6 @@ class _NodeCommunicator(MpiCommunicator):
         self._lane = None
         self._channel = None
         self._tag = 0
-        self._flags = array("q", bytes(24))
 
     def _end(self, *, is_collective: bool) -> None:
         """Local. Nothing: it is closed with the communicator that it is a part of."""

@@ -1,71 +1,114 @@
-"""The exchange of Python objects between all ranks: one collective call of MPI where they are small."""
+"""The exchange of Python objects between all ranks, which moves few bytes where they are the same on all of them.
+
+First the ranks combine some numbers: of their calls, and a checksum and the length of their pickled objects. Most
+objects are what all ranks must have alike, so most exchanges end there, with as many bytes on 65,536 ranks as on two.
+Else each rank gets the objects of all.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import pickle
-import struct
-from typing import Any, TypeVar
+from array import array
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# What a rank sends first: a mark, the code of its call and its number, the length of its pickled object, and the object
-# itself where it fits. The records of 2,000 ranks are 500 KB.
-_RECORD_BYTES = 256
-_HEADER = struct.Struct("=8sqqq")
-_ROOM = _RECORD_BYTES - _HEADER.size
-_MARK = b"mpidist:"
+# Objects up to this length travel in records as long as the longest of them; what follows an object's end is not read.
+_RECORD_BYTES = 512
+_MARK = int.from_bytes(b"mpidist:", "big")
+# The largest prime below 2**62: checksums are integers of MPI, and those of two objects are hardly ever the same.
+_PRIME = (1 << 62) - 57
 
 
-def gather_objects(mpi: Any, value: T, code: int = 0, number: int = 0) -> tuple[list[int], list[int], list[T]]:
-    """Collective. The codes of the ranks' calls, their numbers, and the ranks' picklable values.
+class Met(NamedTuple):
+    """The numbers of all ranks, combined.
+
+    Attributes:
+        is_one_call: Whether all ranks are in the same call.
+        numbers: The least and the largest number of a rank's call.
+        least: The least value.
+        largest: The largest value.
+        length: The largest length.
+    """
+
+    is_one_call: bool
+    numbers: tuple[int, int]
+    least: int
+    largest: int
+    length: int
+
+
+def meet(mpi: Any, code: int, number: int, value: int, length: int = 0) -> Met:
+    """Collective. Combine some integers of all ranks.
+
+    Whatever they combine by this is one call of MPI with as many bytes, so that it finds ranks in other calls.
 
     Args:
         mpi: An mpi4py intracommunicator.
-        value: This rank's.
-        code: Says in which call this rank is. Where codes differ no value is read, and none is returned.
+        code: Says in which call this rank is.
         number: The number of this rank's call.
-
-    Returns:
-        The codes, the numbers and the values, each in the order of the ranks.
+        value: An integer of 63 bits.
+        length: Another one.
 
     Raises:
         pickle.UnpicklingError: Some rank is in another call, in which it sends something else.
     """
+    mpi4py = _mpi4py()
+    numbers = array("q", (_MARK, -_MARK, code, -code, number, -number, value, -value, length))
+    # The largest of the negative ones is the least.
+    mpi.Allreduce(mpi4py.IN_PLACE, [numbers, len(numbers), mpi4py.INT64_T], mpi4py.MAX)
+    if numbers[0] != _MARK or numbers[1] != -_MARK:
+        raise pickle.UnpicklingError("numbers without their mark")
+    return Met(numbers[2] == -numbers[3], (-numbers[5], numbers[4]), -numbers[7], numbers[6], numbers[8])
+
+
+def gather_objects(mpi: Any, value: T, code: int = 0, number: int = 0) -> tuple[Met, list[T]]:
+    """Collective. The ranks' picklable values; they may be the same object, which nobody changes.
+
+    Args:
+        mpi: An mpi4py intracommunicator.
+        value: This rank's.
+        code: Says in which call this rank is. Where codes differ no value is sent, and none is returned.
+        number: The number of this rank's call.
+
+    Returns:
+        What the ranks are in, and the values in the order of the ranks.
+
+    Raises:
+        pickle.UnpicklingError: See `meet`.
+    """
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    record, records = bytearray(_RECORD_BYTES), bytearray(_RECORD_BYTES * mpi.size)
-    _HEADER.pack_into(record, 0, _MARK, code, number, len(data))
-    if len(data) <= _ROOM:
-        record[_HEADER.size : _HEADER.size + len(data)] = data
-    # Not mpi4py's `allgather`, which makes two calls.
-    mpi.Allgather(record, records)
-    codes: list[int] = []
-    numbers: list[int] = []
-    lengths: list[int] = []
-    for begin in range(0, len(records), _RECORD_BYTES):
-        mark, its_code, its_number, length = _HEADER.unpack_from(records, begin)
-        if mark != _MARK:
-            raise pickle.UnpicklingError("a record without its mark")
-        numbers.append(its_number)
-        codes.append(its_code)
-        lengths.append(length)
-    if codes.count(code) < len(codes):
-        return codes, numbers, []
-    more = _gather_long(mpi, data, lengths) if max(lengths) > _ROOM else b""
-    values: list[T] = []
-    place = 0
-    for rank, length in enumerate(lengths):
-        if length > _ROOM:
-            values.append(pickle.loads(more[place : place + length]))
-            place += length
-        else:
-            begin = _RECORD_BYTES * rank + _HEADER.size
-            values.append(pickle.loads(records[begin : begin + length]))
-    return codes, numbers, values
+    met = meet(mpi, code, number, int.from_bytes(data, "little") % _PRIME, len(data))
+    if not met.is_one_call:
+        return met, []
+    size = mpi.size
+    if met.least == met.largest:
+        return met, [pickle.loads(data)] * size
+    if met.length <= _RECORD_BYTES:
+        records = bytearray(met.length * size)
+        # Not mpi4py's `allgather`, which makes two calls.
+        mpi.Allgather(data.ljust(met.length, b"."), records)
+        begins = range(0, len(records), met.length)
+        return met, [pickle.loads(records[begin : begin + met.length]) for begin in begins]
+    return met, [pickle.loads(one) for one in _gather_long(mpi, data)]
 
 
-def _gather_long(mpi: Any, data: bytes, lengths: list[int]) -> memoryview:
-    """Collective. The data of all ranks for which a record has no room, end to end."""
-    counts = [length if length > _ROOM else 0 for length in lengths]
-    more = bytearray(sum(counts))
-    mpi.Allgatherv(data if len(data) > _ROOM else b"", [more, counts])
-    return memoryview(more)
+def _gather_long(mpi: Any, data: bytes) -> list[memoryview]:
+    """Collective. The data of all ranks, where those of one may be far longer than those of the others."""
+    lengths = array("q", bytes(8 * mpi.size))
+    mpi.Allgather(array("q", (len(data),)), lengths)
+    everyone = bytearray(sum(lengths))
+    mpi.Allgatherv(data, [everyone, lengths.tolist()])
+    found, begin = [], 0
+    for length in lengths:
+        found.append(memoryview(everyone)[begin : begin + length])
+        begin += length
+    return found
+
+
+@functools.cache
+def _mpi4py() -> Any:
+    # Loaded by name: it is there, since `mpi` is one of its objects.
+    return importlib.import_module("mpi4py.MPI")

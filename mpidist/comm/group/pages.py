@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,14 +81,14 @@ def begin(process: Process, rank: int, size: int) -> Calls:
 
 
 def look(
-    processes: Sequence[Process], rank: int, shown: Sequence[Shown | None], directory: str, job: str
+    processes: Sequence[Process], rank: int, shown: Mapping[int, Shown], directory: str, job: str
 ) -> None:
     """Local. See other ranks from now on: those of this host by their pages, others by their files.
 
     Args:
         processes: The processes of all ranks of a communicator.
         rank: This rank.
-        shown: The result of each rank's `show`.
+        shown: The result of `show` on each rank of this host.
         directory: For the files; empty if there is none.
         job: A name for this group of ranks, the same on all of them.
     """
@@ -103,7 +103,7 @@ def look(
         return f"rank {other} of {len(processes)} (process {processes[other].number} on {processes[other].host})"
 
     for other in near:
-        key, way = Key(*processes[other]), shown[other]
+        key, way = Key(*processes[other]), shown.get(other)
         if not WATCHDOG.knows(key):
             peers.append(Peer(key, name(other), other, _open(way), way.through if way else ""))
     if directory and len(near) < len(processes):

@@ -7,13 +7,14 @@ every rank of its group has dropped (`offered`, `give_back_offered`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from typing_extensions import Self
 
@@ -166,3 +167,34 @@ def held() -> frozenset[Identity]:
 def held_count() -> int:
     """Local. The number of claims that have not ended, with those that were dropped and not freed yet."""
     return len(_held) + len(_dropped)
+
+
+class Handles:
+    """Communicators of mpi4py that are freed together, in the order of creation; alive as long as one of them is used.
+
+    Collective. Args:
+        identity: See `Claim`.
+        mpi: The communicators. `append` takes more, and `own` other things with a collective `Free`, which are freed
+            before them.
+
+    Attributes:
+        requests: The requests of mpi4py, under way on them, by their `id`; each with its buffer, which lives until it
+            is complete.
+    """
+
+    def __init__(self, identity: Identity, mpi: Sequence[Any]) -> None:
+        handles = list(mpi)
+        owned: list[Any] = []
+        self.requests: dict[int, tuple[Any, object]] = {}
+        self._claim = Claim(self, identity, mpi[0].size, functools.partial(_free, handles, owned, self.requests))
+        self.append = handles.append
+        self.own = owned.append
+        self.free = self._claim.give_back
+        self.drop = self._claim.drop
+
+
+def _free(handles: Sequence[Any], owned: Sequence[Any], requests: Mapping[int, tuple[Any, object]]) -> None:
+    for request, _ in requests.values():
+        request.Wait()
+    for handle in (*owned, *handles):
+        handle.Free()

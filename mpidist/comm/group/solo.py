@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
@@ -28,6 +29,7 @@ class SoloCommunicator(Communicator):
         self.host = socket.gethostname()
         self.node_index = 0
         self.node_sizes: tuple[int, ...] = (1,)
+        self.nodes: Sequence[int] = (0,)
         self.core_count = count_cores([own_cores()])
         self.processes: tuple[Process, ...] = (this_process(self.host),)
         self.mpi: Any = None

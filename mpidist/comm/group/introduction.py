@@ -1,0 +1,151 @@
+"""The introduction: what the ranks of a new communicator tell each other, host by host.
+
+A rank's words are for the ranks of its node, of which there are some hundreds at most. The first rank of each node says
+in one text to all ranks what those of other nodes need, which is far less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from typing import Any, NamedTuple
+
+from mpidist.comm.cores import Cores
+from mpidist.comm.group.object_exchange import gather_objects
+from mpidist.comm.group.resource import Identity
+from mpidist.comm.group.shared_file import SharedFile, Shown, can_open, ways
+from mpidist.failures.deaths import Process
+
+# Of a rank, for those of other nodes: its number, host, process and namespace, what it offers, the way to its page.
+_Row = tuple[int, str, int, str, dict[Identity, int], "tuple[Any, ...] | None"]
+
+
+class Introduction(NamedTuple):
+    """A rank's words to the other ranks of a new communicator.
+
+    Attributes:
+        rank: Its number.
+        process: Its process.
+        identity: The identity of the communicator, if the first rank says it.
+        offered: What it has dropped; see `mpidist.comm.group.resource`.
+        page: The way to its page.
+        job_directory: For files of the ranks, if the first rank names one.
+        cores: The cores of its process.
+        shares_files: Whether it can open a file of the first rank of its node.
+    """
+
+    rank: int
+    process: Process
+    identity: Identity
+    offered: dict[Identity, int]
+    page: Shown | None
+    job_directory: str
+    cores: Cores
+    shares_files: bool = True
+
+
+class _Node(NamedTuple):
+    """The words of a node to all ranks.
+
+    Attributes:
+        identity: Of its first rank.
+        job_directory: Of its first rank.
+        shares_files: Whether all its ranks do.
+        rows: Its ranks, in their order.
+    """
+
+    identity: Identity
+    job_directory: str
+    shares_files: bool
+    rows: list[_Row]
+
+
+class Told(NamedTuple):
+    """What a rank has heard of all ranks.
+
+    Attributes:
+        identity: The identity of the communicator.
+        job_directory: For files of the ranks; empty if there is none.
+        processes: The process of each rank.
+        leaders: The first rank of each rank's node.
+        offers: What ranks have dropped.
+        pages: The ways to the pages of the ranks of this rank's host.
+        cores: The cores of the ranks of this rank's node.
+        shares_files: Whether the ranks of each node share files.
+        is_node: Whether those of this rank's node do.
+    """
+
+    identity: Identity
+    job_directory: str
+    processes: tuple[Process, ...]
+    leaders: list[int]
+    offers: list[dict[Identity, int]]
+    pages: dict[int, Shown]
+    cores: list[Cores]
+    shares_files: bool
+    is_node: bool
+
+
+def introduce(mpi: Any, node_color: int | None, words: Introduction) -> tuple[Any, Told]:
+    """Collective. The communicator of this rank's node, and what all ranks say of themselves.
+
+    Args:
+        mpi: All ranks, an mpi4py intracommunicator.
+        node_color: Ranks with equal colors are one node. Default: the ranks that share memory according to MPI, if each
+            of them can really open a file that another has made there.
+        words: This rank's.
+    """
+    if node_color is None:
+        node = mpi.Split_type(importlib.import_module("mpi4py.MPI").COMM_TYPE_SHARED, key=mpi.rank)
+        leader = 0
+        for folder, has_name in ways():
+            file = None
+            # If the file cannot be made, the other ranks cannot open it.
+            with contextlib.suppress(OSError):
+                file = SharedFile(folder, has_name=has_name) if node.rank == 0 else None
+            leader, shown = node.bcast((mpi.rank, None if file is None else file.shown))
+            told = _tell(mpi, node, words._replace(shares_files=can_open(shown, folder)))
+            if file is not None:
+                file.close()
+            if told.shares_files:
+                return node, told
+        node.Free()
+        node_color = leader if told.is_node else mpi.rank
+    node = mpi.Split(node_color, key=mpi.rank)
+    return node, _tell(mpi, node, words)
+
+
+def _tell(mpi: Any, node: Any, words: Introduction) -> Told:
+    """Collective. What all ranks say, and the first rank of each node for those of other nodes."""
+    _, near = gather_objects(node, words)
+    own = _Node(
+        near[0].identity, near[0].job_directory, all(one.shares_files for one in near), list(map(_row_of, near))
+    )
+    nodes = [own]
+    if node.size < mpi.size:
+        _, said = gather_objects(mpi, own if node.rank == 0 else None)
+        nodes = [one for one in said if one is not None]
+    first = next(one for one in nodes if one.rows[0][0] == 0)
+    processes: list[Process] = [words.process] * mpi.size
+    leaders = [0] * mpi.size
+    offers, pages = [], {}
+    for one in nodes:
+        for rank, host, number, namespace, offer, page in one.rows:
+            processes[rank] = Process(host, number, namespace)
+            leaders[rank] = one.rows[0][0]
+            if offer:
+                offers.append(offer)
+            if page is not None and host == words.process.host:
+                pages[rank] = Shown(*page)
+    return Told(
+        first.identity, first.job_directory, tuple(processes), leaders, offers, pages, [one.cores for one in near],
+        all(one.shares_files for one in nodes), own.shares_files,
+    )
+
+
+def _row_of(words: Introduction) -> _Row:
+    # One text for all ranks of a host: thousands of copies would be megabytes.
+    host, namespace = sys.intern(words.process.host), sys.intern(words.process.namespace)
+    page = None if words.page is None else tuple(words.page)
+    return words.rank, host, words.process.number, namespace, words.offered, page
