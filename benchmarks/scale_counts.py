@@ -229,7 +229,7 @@ def read(path: str) -> dict[str, dict[str, Series]]:
 
 
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
-@click.option("--ranks", default=RANKS, show_default=True, multiple=True, help="Of one host.")
+@click.option("--ranks", default=RANKS, show_default=True, multiple=True, help="Of one host; 0: none.")
 @click.option("--hosts", default=HOSTS, show_default=True, multiple=True, help="Numbers of virtual hosts; 0: none.")
 @click.option("--per-host", default=PER_HOST, show_default=True, help="Ranks of each virtual host.")
 @click.option("--short", "kinds", flag_value=CALLS, help="Calls alone, and no long wait.")
@@ -246,9 +246,9 @@ def main(
     else:
         counts = {}
         is_long = kinds == PAGES
-        all_ranks = [*ranks, *(LONG_RANKS if is_long else ())]
+        all_ranks = [*filter(None, ranks), *(LONG_RANKS if is_long else ())]
         whats = [CALLS] if kinds == CALLS else [OBJECTS, PAGES] if is_long else [OBJECTS]
-        for title, one, found in taken(all_ranks, [one for one in hosts if one], per_host, whats):
+        for title, one, found in taken(all_ranks, [*filter(None, hosts)], per_host, whats):
             for which, phases in found.items():
                 counts.setdefault(title, {}).setdefault(which, {})[one] = phases
     rows = {title: show(title, both["most"], both["median"]) for title, both in counts.items()}

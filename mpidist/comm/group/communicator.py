@@ -105,6 +105,10 @@ class Communicator(Resource, Protocol):
         """Collective. The picklable values of all ranks, in the order of the ranks."""
         ...
 
+    def gather_object(self, value: T) -> list[T]:
+        """Collective. The picklable values of all ranks, in their order, on rank 0; nothing on the others."""
+        ...
+
     def broadcast_object(self, value: T, root: int = 0) -> T:
         """Collective. The picklable value of rank `root`."""
         ...

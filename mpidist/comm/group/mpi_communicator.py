@@ -19,7 +19,7 @@ from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.group import pages
 from mpidist.comm.group.communicator import Channel, Communicator
 from mpidist.comm.group.introduction import Introduction, introduce
-from mpidist.comm.group.object_exchange import gather_objects, meet
+from mpidist.comm.group.object_exchange import gather_objects, gather_to_first, meet
 from mpidist.comm.group.resource import Handles, end_all, give_back_offered, new_identity, offered
 from mpidist.failures import job_directory
 from mpidist.failures.deaths import WATCH, Process, this_process
@@ -126,6 +126,19 @@ class MpiCommunicator(Communicator):
         if not met.is_one_call:
             raise differing_calls(self.calls, self.mpi.allgather)
         return values
+
+    @noted("exchange between ranks")
+    def gather_object(self, value: T) -> list[T]:
+        """Collective. See `Communicator.gather_object`.
+
+        Raises:
+            MismatchError: See `all_gather_object`.
+        """
+        if WATCH.dead or self.order.broken:
+            self.require_whole("an exchange between ranks")
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._meet(len(data), -NEXT)
+        return gather_to_first(self.mpi, data)
 
     @noted("broadcast of an object")
     def broadcast_object(self, value: T, root: int = 0) -> T:

@@ -11,6 +11,7 @@ import functools
 import importlib
 import pickle
 from array import array
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -95,17 +96,33 @@ def gather_objects(mpi: Any, value: T, code: int = 0, number: int = 0) -> tuple[
     return met, [pickle.loads(one) for one in _gather_long(mpi, data)]
 
 
-def _gather_long(mpi: Any, data: bytes) -> list[memoryview]:
+def gather_to_first(mpi: Any, data: bytes) -> list[Any]:
+    """Collective. The ranks' objects, of which each passes the pickled bytes, on rank 0; nothing on the others."""
+    if mpi.rank:
+        mpi.Gather(array("q", (len(data),)), None)
+        mpi.Gatherv(data, None)
+        return []
+    lengths = array("q", bytes(8 * mpi.size))
+    mpi.Gather(array("q", (len(data),)), lengths)
+    everyone = bytearray(sum(lengths))
+    mpi.Gatherv(data, [everyone, lengths.tolist()])
+    return list(map(pickle.loads, _parts(everyone, lengths)))
+
+
+def _gather_long(mpi: Any, data: bytes) -> Iterator[memoryview]:
     """Collective. The data of all ranks, where those of one may be far longer than those of the others."""
     lengths = array("q", bytes(8 * mpi.size))
     mpi.Allgather(array("q", (len(data),)), lengths)
     everyone = bytearray(sum(lengths))
     mpi.Allgatherv(data, [everyone, lengths.tolist()])
-    found, begin = [], 0
+    return _parts(everyone, lengths)
+
+
+def _parts(everyone: bytearray, lengths: Iterable[int]) -> Iterator[memoryview]:
+    begin = 0
     for length in lengths:
-        found.append(memoryview(everyone)[begin : begin + length])
+        yield memoryview(everyone)[begin : begin + length]
         begin += length
-    return found
 
 
 @functools.cache

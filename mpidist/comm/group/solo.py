@@ -52,6 +52,10 @@ class SoloCommunicator(Communicator):
         """Collective. A list of `value` alone."""
         return [value]
 
+    def gather_object(self, value: T) -> list[T]:
+        """Collective. A list of `value` alone."""
+        return [value]
+
     @override
     def broadcast_object(self, value: T, root: int = 0) -> T:
         """Collective. `value` itself."""

@@ -48,6 +48,13 @@ def test_equal_values_are_not_sent(communicator: Communicator) -> None:
     assert gathers[2:] == ["Allgather", "Allgatherv"]
 
 
+def test_the_first_rank_alone_gets_values(communicator: Communicator) -> None:
+    for length in (0, 3, 70_000):
+        told = communicator.gather_object(bytes([communicator.rank]) * length)
+        expected = [bytes([rank]) * length for rank in range(communicator.size)]
+        assert told == (expected if communicator.rank == 0 else [])
+
+
 def test_a_byte_more_or_another_order_is_another_value(communicator: Communicator) -> None:
     for mine, others in ((b"", b"\0"), (b"ab" * 61, b"ba" * 61), (b"a" * 61 + b"b", b"b" + b"a" * 61), (1, True)):
         _, told = gather_objects(communicator.mpi, mine if communicator.rank == 0 else others)
