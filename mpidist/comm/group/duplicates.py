@@ -16,7 +16,7 @@ from mpidist.comm.group.shared_file import descriptors_missing
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import mark_shared
 from mpidist.failures import ending
-from mpidist.failures.deaths import SOME_RANK, WATCH, this_process
+from mpidist.failures.deaths import SOME_RANK, WATCH, Process, this_process
 from mpidist.failures.farewell import Farewell
 
 # The user's communicator keeps its duplicates, one per purpose, as an MPI attribute (MPI 4.1, section 7.7). A
@@ -63,7 +63,8 @@ def open_duplicate(user: MPI.Intracomm | None, purpose: str) -> Communicator:
     if purpose not in duplicates.by_purpose:
         start = pages.begin(this_process(MPI.Get_processor_name()), user.rank, user.size)
         with start.during("opening a communicator"):
-            communicator = _open(user.Dup())
+            known = next((one.processes for one in duplicates.by_purpose.values()), ())
+            communicator = _open(user.Dup(), known)
         if duplicates.farewell is None:
             duplicates.farewell = Farewell(communicator.open_channel().mpi, communicator.processes)
         duplicates.by_purpose[purpose] = communicator
@@ -84,7 +85,7 @@ def prepare_end(mpi: MPI.Intracomm) -> None:
         )
 
 
-def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
+def _open(mpi: MPI.Intracomm, known: tuple[Process, ...]) -> MpiCommunicator:
     # An error of MPI becomes a Python exception, and the job ends with its traceback. MPI's default handler would
     # end the process without one.
     mpi.Set_errhandler(MPI.ERRORS_RETURN)
@@ -102,7 +103,7 @@ def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
             raise mark_shared(OSError(errno.EMFILE, f"opening a communicator: rank {rank} {why}"))
     WATCH.refuse_children()
     # It learns of the processes, which nobody else need tell.
-    communicator = MpiCommunicator(mpi)
+    communicator = MpiCommunicator(mpi, known=known)
     WATCH.watch(communicator.processes, mpi.rank)
     WATCH.take_notices(has_other_hosts=len({process.host for process in communicator.processes}) > 1)
     communicator.is_shared = True

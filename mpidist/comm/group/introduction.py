@@ -21,7 +21,7 @@ from mpidist.failures.deaths import Process
 _Row = tuple[int, str, int, str, dict[Identity, int], "tuple[Any, ...] | None"]
 
 
-class Introduction(NamedTuple):
+class RankWords(NamedTuple):
     """A rank's words to the other ranks of a new communicator.
 
     Attributes:
@@ -49,8 +49,8 @@ class _Node(NamedTuple):
     """The words of a node to all ranks.
 
     Attributes:
-        identity: Of its first rank.
-        job_directory: Of its first rank.
+        identity: That of its first rank.
+        job_directory: That of its first rank.
         shares_files: Whether all its ranks do.
         rows: Its ranks, in their order.
     """
@@ -61,8 +61,8 @@ class _Node(NamedTuple):
     rows: list[_Row]
 
 
-class Told(NamedTuple):
-    """What a rank has heard of all ranks.
+class Introduced(NamedTuple):
+    """The words of all ranks, as a rank has heard them.
 
     Attributes:
         identity: The identity of the communicator.
@@ -87,7 +87,7 @@ class Told(NamedTuple):
     is_node: bool
 
 
-def introduce(mpi: Any, node_color: int | None, words: Introduction) -> tuple[Any, Told]:
+def introduce(mpi: Any, node_color: int | None, words: RankWords) -> tuple[Any, Introduced]:
     """Collective. The communicator of this rank's node, and what all ranks say of themselves.
 
     Args:
@@ -116,8 +116,8 @@ def introduce(mpi: Any, node_color: int | None, words: Introduction) -> tuple[An
     return node, _tell(mpi, node, words)
 
 
-def _tell(mpi: Any, node: Any, words: Introduction) -> Told:
-    """Collective. What all ranks say, and the first rank of each node for those of other nodes."""
+def _tell(mpi: Any, node: Any, words: RankWords) -> Introduced:
+    """Collective. Hear the ranks of this node, and the first rank of each other node."""
     _, near = gather_objects(node, words)
     own = _Node(
         near[0].identity, near[0].job_directory, all(one.shares_files for one in near), list(map(_row_of, near))
@@ -138,13 +138,13 @@ def _tell(mpi: Any, node: Any, words: Introduction) -> Told:
                 offers.append(offer)
             if page is not None and host == words.process.host:
                 pages[rank] = Shown(*page)
-    return Told(
+    return Introduced(
         first.identity, first.job_directory, tuple(processes), leaders, offers, pages, [one.cores for one in near],
         all(one.shares_files for one in nodes), own.shares_files,
     )
 
 
-def _row_of(words: Introduction) -> _Row:
+def _row_of(words: RankWords) -> _Row:
     # One text for all ranks of a host: thousands of copies would be megabytes.
     host, namespace = sys.intern(words.process.host), sys.intern(words.process.namespace)
     page = None if words.page is None else tuple(words.page)

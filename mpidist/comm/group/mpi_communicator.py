@@ -18,7 +18,7 @@ from mpidist.comm.calls.text import differing_calls, other_call
 from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.group import pages
 from mpidist.comm.group.communicator import Channel, Communicator
-from mpidist.comm.group.introduction import Introduction, introduce
+from mpidist.comm.group.introduction import RankWords, introduce
 from mpidist.comm.group.object_exchange import gather_objects, gather_to_first, meet
 from mpidist.comm.group.resource import Handles, end_all, give_back_offered, new_identity, offered
 from mpidist.failures import job_directory
@@ -47,12 +47,16 @@ class MpiCommunicator(Communicator):
             each of them can really open a file that another has made there. In different containers on one host they
             cannot.
         is_part: See `CallOrder`. Its ranks are those of another communicator, and know one another.
+        known: The processes of that one, which are kept once for both where they are the same.
     """
 
     # Whether other users of the same ranks share it: no user closes it then.
     is_shared = False
 
-    def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None, *, is_part: bool = False) -> None:
+    def __init__(
+        self, mpi: MPI.Intracomm, node_color: int | None = None, *, is_part: bool = False,
+        known: tuple[Process, ...] = (),
+    ) -> None:
         self.mpi: Any = mpi
         self.rank: int = mpi.rank
         self.size: int = mpi.size
@@ -60,7 +64,7 @@ class MpiCommunicator(Communicator):
         identity = new_identity()
         if identity[0] % _COLLECTED_EVERY == _COLLECTED_EVERY - 1:
             gc.collect()
-        node, told = introduce(mpi, node_color, Introduction(
+        node, told = introduce(mpi, node_color, RankWords(
             mpi.rank, this_process(self.host), identity, offered(), pages.show(),
             "" if is_part else job_directory.wanted(), own_cores(),
         ))
@@ -70,7 +74,7 @@ class MpiCommunicator(Communicator):
         self.nodes = array("i", (order[leader] for leader in told.leaders))
         self.node_index = self.nodes[mpi.rank]
         self.node_sizes: tuple[int, ...] = tuple(sizes[leader] for leader in order)
-        self.processes = told.processes
+        self.processes = known if known == told.processes else told.processes
         self._handles = Handles(told.identity, [mpi, node])
         self._job = job = "-".join(map(str, told.identity))
         pages.look(self.processes, mpi.rank, told.pages, told.job_directory, job)
@@ -79,7 +83,7 @@ class MpiCommunicator(Communicator):
         self.order.is_part = is_part
         self.core_count = count_cores(told.cores)
         leader = told.leaders[mpi.rank]
-        mine = [process for process, its in zip(told.processes, told.leaders, strict=True) if its == leader]
+        mine = [process for process, its in zip(self.processes, told.leaders, strict=True) if its == leader]
         calls = pages.open_calls(told.identity, 1 + leader, mine, node.rank)
         self._node: MpiCommunicator | None = _NodeCommunicator(node, self._handles, mine, calls, self.core_count)
         self._lane: MpiCommunicator | None = None
@@ -243,7 +247,7 @@ class MpiCommunicator(Communicator):
         """Collective at the first call for a purpose, then Local. See `Communicator.open_sibling`."""
         if purpose not in self._siblings:
             with self._opens("opening a communicator"):
-                self._siblings[purpose] = MpiCommunicator(self._duplicate(), is_part=True)
+                self._siblings[purpose] = MpiCommunicator(self._duplicate(), is_part=True, known=self.processes)
         return self._siblings[purpose]
 
     def open_channel(self) -> Channel:
