@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpidist.comm.group.resource import Identity
-from mpidist.comm.group.shared_file import Shown, open_shared
+from mpidist.comm.group.shared_file import Shown, map_to_the_end, open_shared
 from mpidist.failures import job_directory
 from mpidist.failures.deaths import Process
 from mpidist.failures.job_directory import FarPeer
@@ -128,7 +128,9 @@ def _open(way: Shown | None) -> Page | None:
     except OSError:
         return None
     try:
-        return Page(memoryview(mmap.mmap(descriptor, PAGE_BYTES)))
+        return Page(map_to_the_end(descriptor, PAGE_BYTES))
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
 

@@ -7,7 +7,9 @@ process that has made it: no file is left, whenever a kill comes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -129,6 +131,32 @@ def open_shared(shown: Shown, folder: Path | None) -> int:
             "(different containers?)"
         )
     return descriptor
+
+
+def map_to_the_end(descriptor: int, size: int) -> memoryview:
+    """Local. The memory of a shared file, mapped until this process ends.
+
+    Not by `mmap`, which keeps a descriptor for each mapping: with a page of each of 256 ranks the usual limit of 1,024
+    comes near.
+
+    Args:
+        descriptor: The descriptor of the file, which is not needed any more afterwards.
+        size: The number of bytes.
+
+    Raises:
+        OSError: It cannot be mapped, or is shorter.
+    """
+    if os.fstat(descriptor).st_size < size:
+        raise OSError(errno.EINVAL, f"expected a file of {size} bytes, got {os.fstat(descriptor).st_size}")
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong
+    )
+    address = library.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 def _open_nameless(folder: Path) -> int:
