@@ -124,6 +124,7 @@ class _Ending:
             # On the rank that ends the job: one of them says so.
             time.sleep(TURN_SECONDS if self.rank else 0)
             self._end(INTERRUPTED, "interrupted")
+            return  # MPICH's abort may come back before its launcher ends this process
         if self.rank != 0:
             # In the order of ranks; the first one that waits here ends the job.
             turn = TURN_SECONDS * (1 + self.rank / self.size)

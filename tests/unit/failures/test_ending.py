@@ -86,6 +86,17 @@ def test_an_interrupt_has_no_traceback(
     assert clock.slept[0] == (ending.TURN_SECONDS if rank else 0)
 
 
+def test_an_interrupt_is_told_once_though_the_abort_comes_back(
+    make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a job of 64 ranks the launcher needs time to end them."""
+    hooks = make(0)
+    codes: list[int] = []
+    hooks.abort = codes.append
+    hooks.on_exception(*caught(KeyboardInterrupt()))
+    assert (codes, capfd.readouterr().err) == ([130], "mpidist: interrupted\n")
+
+
 def test_a_rank_leaves_the_printing_of_a_shared_error_to_rank_0(
     make: Callable[..., ending._Ending], clock: Clock
 ) -> None:
