@@ -250,8 +250,8 @@ def main(
         counts = {}
         is_long = kinds == PAGES
         all_ranks = [*filter(None, ranks), *(LONG_RANKS if is_long else ())]
-        whats = [CALLS] if kinds == CALLS else [OBJECTS, PAGES] if is_long else [OBJECTS]
-        for title, one, found in taken(all_ranks, [*filter(None, hosts)], per_host, whats):
+        counted = [CALLS] if kinds == CALLS else [OBJECTS, PAGES] if is_long else [OBJECTS]
+        for title, one, found in taken(all_ranks, [*filter(None, hosts)], per_host, counted):
             for which, phases in found.items():
                 counts.setdefault(title, {}).setdefault(which, {})[one] = phases
     rows = {title: show(title, both["most"], both["median"]) for title, both in counts.items()}
