@@ -36,7 +36,7 @@ class WidePage(CallPage):
         near = [*([] if parent is None else [parent]), *children_of(place, len(ranks))]
         even = [one * PAGE_BYTES // 8 for one in near]
         self._near = (tuple(even), tuple(one + 1 for one in even))
-        # The last call after which all ranks began anew: what was shown of it counts no more.
+        # The last call after which all ranks began again from 0: what was shown of it is ignored.
         self._settled = 0
 
     def tell(self, number: int) -> None:

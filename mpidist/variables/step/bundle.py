@@ -158,7 +158,7 @@ class Bundle:
 
         Args:
             numbers: The numbers of the variables.
-            index: Of the slice.
+            index: The number of the slice.
             count: The number of ranks.
             of_directions: See `blocks`.
             is_written: The slices are those of `writer_count` ranks. What is measured is cut over all of them, as the
@@ -209,7 +209,7 @@ class Bundle:
         return result
 
     def writer_count(self, size: int, rank_count: int) -> int:
-        """Local. How many of some ranks update a slice of `size` elements; see `slices.slice_count`."""
+        """Local. The number of ranks that update slices of `size` elements; see `slices.slice_count`."""
         return slice_count(size * self.dtype.itemsize, rank_count)
 
     def slice_of(self, size: int, index: int, count: int) -> tuple[int, int]:
