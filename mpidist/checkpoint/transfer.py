@@ -79,9 +79,9 @@ def write_checkpoint(
             dealt = deal(records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)))
             checksums, error = write_arrays(communicator, blank, arrays, dealt)
             # No rank continues before every rank has synced its share: only then may the file be marked as complete.
-            if communicator.all_reduce_max(int(error is not None)):
+            has_failed, everyone = communicator.gather_object(checksums, int(error is not None))
+            if has_failed:
                 exchange(communicator, f"writing checkpoint {path!r}", None, error)
-            everyone = communicator.gather_object(checksums)
             order.compare_across()
         # Rank 0 alone has the checksums of all ranks.
         return on_first_rank(

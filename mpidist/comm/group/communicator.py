@@ -105,8 +105,11 @@ class Communicator(Resource, Protocol):
         """Collective. The picklable values of all ranks, in the order of the ranks."""
         ...
 
-    def gather_object(self, value: T) -> list[T]:
-        """Collective. The picklable values of all ranks, in their order, on rank 0; nothing on the others."""
+    def gather_object(self, value: T, flag: int = 0) -> tuple[int, list[T]]:
+        """Collective. The largest of the ranks' flags; and on rank 0 their picklable values, in their order.
+
+        The other ranks get an empty list.
+        """
         ...
 
     def broadcast_object(self, value: T, root: int = 0) -> T:

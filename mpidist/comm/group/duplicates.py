@@ -93,7 +93,7 @@ def _open(mpi: MPI.Intracomm, known: tuple[Process, ...]) -> MpiCommunicator:
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     missing = descriptors_missing()
     here = missing and f"({MPI.Get_processor_name()}): {missing}"
-    *_, told = gather_objects(mpi, (ending.is_switched_off(), here))
+    told = gather_objects(mpi, (ending.is_switched_off(), here))
     # Before more is done: what fails on one rank from here on ends the job.
     # One rank's environment counts for all: a rank without hooks takes no leave, and others would wait for it.
     if not any(is_off for is_off, _ in told):

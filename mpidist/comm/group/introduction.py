@@ -118,14 +118,13 @@ def introduce(mpi: Any, node_color: int | None, words: RankWords) -> tuple[Any, 
 
 def _tell(mpi: Any, node: Any, words: RankWords) -> Introduced:
     """Collective. Hear the ranks of this node, and the first rank of each other node."""
-    _, near = gather_objects(node, words)
+    near = gather_objects(node, words)
     own = _Node(
         near[0].identity, near[0].job_directory, all(one.shares_files for one in near), list(map(_row_of, near))
     )
     nodes = [own]
     if node.size < mpi.size:
-        _, said = gather_objects(mpi, own if node.rank == 0 else None)
-        nodes = [one for one in said if one is not None]
+        nodes = [one for one in gather_objects(mpi, own if node.rank == 0 else None) if one is not None]
     first = next(one for one in nodes if one.rows[0][0] == 0)
     processes: list[Process] = [words.process] * mpi.size
     leaders = [0] * mpi.size

@@ -8,7 +8,7 @@ import pickle
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -19,7 +19,7 @@ from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.group import pages
 from mpidist.comm.group.communicator import Channel, Communicator
 from mpidist.comm.group.introduction import RankWords, introduce
-from mpidist.comm.group.object_exchange import gather_objects, gather_to_first, meet
+from mpidist.comm.group.object_exchange import PRIME, gather_data
 from mpidist.comm.group.resource import Handles, end_all, give_back_offered, new_identity, offered
 from mpidist.failures import job_directory
 from mpidist.failures.deaths import WATCH, Process, this_process
@@ -34,8 +34,28 @@ T = TypeVar("T")
 _COLLECTED_EVERY = 64
 # Tags of a channel. MPI promises at most 32,767 (MPI 4.1, section 9.1.2); a tag is reused after this many calls.
 _TAGS = 1 << 14
+# A part of what ranks combine: a rank that finds other numbers in its place knows that another one is in another call.
+_MARK = int.from_bytes(b"mpidist:", "big")
 # A rank that polls something while it waits does so once in this many tests of its request.
 _LOOKS = 64
+
+
+class _Met(NamedTuple):
+    """The numbers of all ranks, combined.
+
+    Attributes:
+        first: The least number of a rank's call.
+        last: The largest.
+        least: The least value.
+        largest: The largest value.
+        length: The largest length.
+    """
+
+    first: int
+    last: int
+    least: int
+    largest: int
+    length: int
 
 
 class MpiCommunicator(Communicator):
@@ -119,20 +139,18 @@ class MpiCommunicator(Communicator):
         """
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
-        try:
-            met, values = gather_objects(self.mpi, value, self.calls.code, self.calls.number)
-        except (pickle.UnpicklingError, EOFError) as error:
-            raise other_call(self.calls) from error
-        least, largest = met.numbers
-        if least < largest:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        met = self._meet(int.from_bytes(data, "little") % PRIME, 0, len(data))
+        if met.first < met.last:
             # Ranks have caught an error that all of them had, after different numbers of calls.
-            self.calls.go_on_at(largest)
-        if not met.is_one_call:
-            raise differing_calls(self.calls, self.mpi.allgather)
-        return values
+            self.calls.go_on_at(met.last)
+        if met.least == met.largest:
+            # A copy: nobody else sees what the caller changes in its own.
+            return [pickle.loads(data)] * self.size
+        return gather_data(self.mpi, data, met.length)
 
     @noted("exchange between ranks")
-    def gather_object(self, value: T) -> list[T]:
+    def gather_object(self, value: T, flag: int = 0) -> tuple[int, list[T]]:
         """Collective. See `Communicator.gather_object`.
 
         Raises:
@@ -140,9 +158,8 @@ class MpiCommunicator(Communicator):
         """
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        self._meet(len(data), -NEXT)
-        return gather_to_first(self.mpi, data)
+        largest = self._meet(flag, -NEXT).largest
+        return largest, self.mpi.gather(value) or []
 
     @noted("broadcast of an object")
     def broadcast_object(self, value: T, root: int = 0) -> T:
@@ -155,7 +172,7 @@ class MpiCommunicator(Communicator):
             self.require_whole("an exchange between ranks")
         sent = MPI.pickle.dumps(value) if self.rank == root else b""
         # The root waits here: if it sent at once, ranks in another call would take the bytes for theirs.
-        data = bytearray(self._meet(len(sent), NEXT * (1 + root)))
+        data = bytearray(self._meet(len(sent), NEXT * (1 + root)).largest)
         data[: len(sent)] = sent
         self.mpi.Bcast([data, MPI.BYTE], root)
         return value if self.rank == root else cast(T, MPI.pickle.loads(data))
@@ -169,17 +186,24 @@ class MpiCommunicator(Communicator):
         """
         if WATCH.dead or self.order.broken:
             self.require_whole("an agreement between ranks")
-        return self._meet(value, 0)
+        return self._meet(value, 0).largest
 
-    def _meet(self, value: int, kind: int) -> int:
-        """Collective. The largest of the ranks' integers, where all are in the same call and this kind of exchange."""
-        try:
-            met = meet(self.mpi, self.calls.code + kind, 0, value)
-        except pickle.UnpicklingError as error:
-            raise other_call(self.calls) from error
-        if not met.is_one_call:
-            raise differing_calls(self.calls, self.mpi.allgather)
-        return met.largest
+    def _meet(self, value: int, kind: int, length: int = 0) -> _Met:
+        """Collective. Combine the ranks' integers, where all are in the same call and this kind of exchange.
+
+        Whatever they combine by this is one call of MPI with as many bytes, so that it finds ranks in other calls.
+        """
+        calls = self.calls
+        code, number = calls.code + kind, calls.number
+        # The largest of the negative ones is the least.
+        numbers = array("q", (_MARK, -_MARK, code, -code, number, -number, value, -value, length))
+        self.mpi.Allreduce(MPI.IN_PLACE, [numbers, len(numbers), MPI.INT64_T], MPI.MAX)
+        if numbers[0] != _MARK or numbers[1] != -_MARK:
+            # Some rank is in a call in which it sends something else.
+            raise other_call(calls)
+        if numbers[2] != -numbers[3]:
+            raise differing_calls(calls, self.mpi.allgather)
+        return _Met(-numbers[5], numbers[4], -numbers[7], numbers[6], numbers[8])
 
     def close(self) -> None:
         """Collective. See `Communicator`; nothing where others use it, too."""

@@ -52,9 +52,9 @@ class SoloCommunicator(Communicator):
         """Collective. A list of `value` alone."""
         return [value]
 
-    def gather_object(self, value: T) -> list[T]:
-        """Collective. A list of `value` alone."""
-        return [value]
+    def gather_object(self, value: T, flag: int = 0) -> tuple[int, list[T]]:
+        """Collective. The flag, and a list of `value` alone."""
+        return flag, [value]
 
     @override
     def broadcast_object(self, value: T, root: int = 0) -> T:

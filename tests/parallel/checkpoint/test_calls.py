@@ -23,7 +23,7 @@ pytestmark = pytest.mark.mpi
 CALLS = "recorder/calls.py"
 WALK = ("checkpoint/walk/objects.py", "walk")
 # Each is one round of messages between the ranks.
-ROUNDS = {"all_gather_object", "all_reduce_max", "barrier", "broadcast_object"}
+ROUNDS = {"all_gather_object", "all_reduce_max", "barrier", "broadcast_object", "gather_object"}
 
 
 def trained(communicator: Communicator) -> dict[str, Any]:
