@@ -19,7 +19,7 @@ from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.group import pages
 from mpidist.comm.group.communicator import Channel, Communicator
 from mpidist.comm.group.introduction import RankWords, introduce
-from mpidist.comm.group.object_exchange import PRIME, gather_data
+from mpidist.comm.group.object_exchange import checksum_of, gather_data
 from mpidist.comm.group.resource import Handles, end_all, give_back_offered, new_identity, offered
 from mpidist.failures import job_directory
 from mpidist.failures.deaths import WATCH, Process, this_process
@@ -140,7 +140,7 @@ class MpiCommunicator(Communicator):
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        met = self._meet(int.from_bytes(data, "little") % PRIME, 0, len(data))
+        met = self._meet(checksum_of(data, self.rank), 0, len(data))
         if met.first < met.last:
             # Ranks have caught an error that all of them had, after different numbers of calls.
             self.calls.go_on_at(met.last)

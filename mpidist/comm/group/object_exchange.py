@@ -17,9 +17,20 @@ T = TypeVar("T")
 
 # Objects up to this length travel in records as long as the longest of them; what follows an object's end is not read.
 _RECORD_BYTES = 512
-# The largest prime below 2**62. An object's checksum, its bytes modulo this, is an integer of MPI, and hardly ever that
-# of another one.
-PRIME = (1 << 62) - 57
+# The largest prime below 2**62. An object's checksum, its bytes modulo this, fits an integer of MPI.
+_PRIME = (1 << 62) - 57
+# The checksum of 1 MB takes 1 ms, and sending 1 MB less: longer objects are not compared.
+_COMPARED_BYTES = 1 << 20
+
+
+def checksum_of(data: bytes, rank: int) -> int:
+    """Local. An integer that differs between ranks whose data differ; between all ranks where data are long.
+
+    Args:
+        data: This rank's object, pickled.
+        rank: This rank.
+    """
+    return int.from_bytes(data, "little") % _PRIME if len(data) <= _COMPARED_BYTES else ~rank
 
 
 def gather_objects(mpi: Any, value: T) -> list[T]:
@@ -31,7 +42,7 @@ def gather_objects(mpi: Any, value: T) -> list[T]:
     """
     mpi4py = _mpi4py()
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    checksum = int.from_bytes(data, "little") % PRIME
+    checksum = checksum_of(data, mpi.rank)
     largest = array("q", (checksum, -checksum, len(data)))
     mpi.Allreduce(mpi4py.IN_PLACE, [largest, 3, mpi4py.INT64_T], mpi4py.MAX)
     return [value] * mpi.size if largest[0] == -largest[1] else gather_data(mpi, data, largest[2])

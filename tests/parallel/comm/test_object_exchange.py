@@ -30,7 +30,7 @@ def test_equal_values_are_not_sent(communicator: Communicator) -> None:
     calls: list[str] = []
 
     class Noting:
-        size = communicator.size
+        size, rank = communicator.size, communicator.rank
 
         def __getattr__(self, name: str) -> object:
             calls.append(name)
@@ -43,6 +43,11 @@ def test_equal_values_are_not_sent(communicator: Communicator) -> None:
         [*value, rank == 0] for rank in range(communicator.size)
     ]
     assert calls[2:] == ["Allgather", "Allgatherv"]
+    # Comparing long values would take longer than sending them.
+    calls.clear()
+    long = b"x" * (1 << 20)
+    assert gather_objects(Noting(), long) == [long] * communicator.size
+    assert calls == ["Allreduce", "Allgather", "Allgatherv"]
     # Nobody else sees what this rank changes in its own.
     assert communicator.all_gather_object(value)[0] is not value
 
