@@ -10,7 +10,8 @@
 Importing this package starts no MPI. Without a launcher a program has one replica, and MPI never starts.
 
 - Strategies: `MultiWorkerMirroredStrategy` (all ranks), `MirroredStrategy` (one node), `OneDeviceStrategy`,
-  `CentralStorageStrategy`, `ParameterServerStrategy`; `get_strategy()` is the current one.
+  `CentralStorageStrategy`, `TPUStrategy` (replicas of several ranks), `ParameterServerStrategy`; `get_strategy()` is
+  the current one.
 - In a strategy: `scope()`, `run()`, `reduce()`, `gather()`, `experimental_distribute_dataset()`.
 - Objects that span ranks: `Variable`, `Module`, `optimizers`, `metrics`, `data.Dataset`.
 - Objects that survive a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         optimizers,
         summary,
         testing,
+        tpu,
     )
     from mpidist.checkpoint.checkpoint import Checkpoint
     from mpidist.checkpoint.following import checkpoints_iterator
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from mpidist.strategy.parameter_server.server import Server
     from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
     from mpidist.strategy.replica import ReplicaContext
+    from mpidist.strategy.tpu.strategy import TPUStrategy
     from mpidist.strategy.values import DistributedValues
     from mpidist.variables.kinds.sharded import ShardedVariable
     from mpidist.variables.lookup import embedding_gradient, embedding_lookup, embedding_lookup_sparse
@@ -123,6 +126,7 @@ _HOMES = {
     "ShardedVariable": "mpidist.variables.kinds.sharded",
     "Strategy": "mpidist.strategy.base",
     "StrategyExtended": "mpidist.strategy.extended",
+    "TPUStrategy": "mpidist.strategy.tpu.strategy",
     "Variable": "mpidist.strategy.default",
     "VariableAggregation": "mpidist.options",
     "VariableSynchronization": "mpidist.options",
@@ -144,7 +148,7 @@ _HOMES = {
 }
 _MODULES = (
     "cluster_resolver", "coordinator", "data", "experimental", "initializers", "metrics", "observe", "optimizers",
-    "summary", "testing",
+    "summary", "testing", "tpu",
 )
 
 __all__ = [
@@ -177,6 +181,7 @@ __all__ = [
     "ShardedVariable",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
@@ -205,6 +210,7 @@ __all__ = [
     "scale_regularization_loss",
     "summary",
     "testing",
+    "tpu",
 ]
 
 

@@ -7,6 +7,7 @@ from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.resolvers.slurm import SlurmClusterResolver
 from mpidist.cluster.resolvers.tf_config import TFConfigClusterResolver
+from mpidist.cluster.resolvers.tpu import TPUClusterResolver
 from mpidist.cluster.resolvers.union import UnionResolver
 from mpidist.missing import no_attribute
 
@@ -16,6 +17,7 @@ __all__ = [
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TPUClusterResolver",
     "UnionResolver",
 ]
 

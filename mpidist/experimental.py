@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mpidist import coordinator
 from mpidist.checkpoint.preemption.handler import PreemptionCheckpointHandler
 from mpidist.checkpoint.preemption.termination import TerminationConfig
+from mpidist.cluster.devices.topology import DeviceAssignment
 from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.comm.compression.power_sgd import PowerSGD
 from mpidist.comm.compression.top_k import TopK
@@ -15,6 +16,7 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
 from mpidist.strategy.central_storage import CentralStorageStrategy
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
+from mpidist.strategy.tpu import strategy as tpu_strategy
 from mpidist.strategy.values import ValueContext
 from mpidist.variables.kinds.sync_on_read import variable_sync_on_read_context
 from mpidist.variables.making import partitioners
@@ -38,6 +40,22 @@ class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
         super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
 
 
+class TPUStrategy(tpu_strategy.TPUStrategy):
+    """`mpidist.TPUStrategy` with the older names of arguments.
+
+    Collective. Args:
+        tpu_cluster_resolver: Describes the cluster.
+        device_assignment: Which ranks make a replica.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: ClusterResolver | None = None,
+        device_assignment: DeviceAssignment | None = None,
+    ) -> None:
+        super().__init__(tpu_cluster_resolver, device_assignment)
+
+
 def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
     """Local. `CommunicationOptions` under its older name."""
     return CommunicationOptions(bytes_per_pack, timeout_seconds)
@@ -53,6 +71,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PowerSGD",
     "PreemptionCheckpointHandler",
+    "TPUStrategy",
     "TerminationConfig",
     "TopK",
     "ValueContext",

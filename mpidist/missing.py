@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NoReturn
 
 _SYNCHRONOUS = "`mpidist.MultiWorkerMirroredStrategy`, which trains on all ranks at the same time"
-_NO_TPU = f"{_SYNCHRONOUS}; there are no TPUs here"
 _LAUNCHED = "nothing: drop the line, the launcher says who takes part and connects the ranks"
 _FILES = "`mpidist.data.Dataset.from_files(files, reader)` with your own reader for this kind of file"
 _SLICES = "`mpidist.data.Dataset.from_tensor_slices`"
@@ -24,8 +23,6 @@ INSTEAD = {
     "KubernetesClusterResolver": _LAUNCHED,
     "OutOfRangeError": "`StopIteration`, which `next(iterator)` raises at the end of the data; a `for` loop ends there",
     "TFRecordDataset": _FILES,
-    "TPUClusterResolver": _NO_TPU,
-    "TPUStrategy": _NO_TPU,
     "Tensor": _ARRAY,
     "TensorSpec": "`mpidist.data.ArraySpec`",
     "TextLineDataset": _FILES,
@@ -71,14 +68,14 @@ _ELSEWHERE = {
     ),
     "mpidist.cluster_resolver": (
         "ClusterResolver", "MPIClusterResolver", "SimpleClusterResolver", "SlurmClusterResolver",
-        "TFConfigClusterResolver", "UnionResolver",
+        "TFConfigClusterResolver", "TPUClusterResolver", "UnionResolver",
     ),
     "mpidist.initializers": ("Constant", "RandomNormal", "RandomUniform"),
     "mpidist.optimizers": ("SGD", "Adam", "AdamW", "Adamax", "LossScaleOptimizer", "Nadam", "Optimizer"),
     "mpidist": (
         "AutoShardPolicy", "ClusterSpec", "DistributedDataset", "DistributedIterator", "DistributedValues",
         "InputContext", "InputOptions", "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy",
-        "ReduceOp", "RunOptions", "Strategy",
+        "ReduceOp", "RunOptions", "Strategy", "TPUStrategy",
         "Variable", "embedding_lookup", "embedding_lookup_sparse",
     ),
 }

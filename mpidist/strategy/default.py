@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mpidist import context, launch
 from mpidist.comm.collective import require_axis
 from mpidist.context import Entry, Scope
+from mpidist.errors import mark_shared
 from mpidist.first_rank import is_chief
 from mpidist.options import (
     CommunicationOptions,
@@ -319,6 +320,9 @@ class Variable(ABC):  # noqa: B024  # for `register`
             the number of rows. Other rows keep their value and state: momentum and decay of a row stop while it has no
             gradient, as in PyTorch's `SparseAdam`. Plain SGD and Adagrad give the same results as with dense gradients.
             tf.Variable has no such argument.
+        partition_dimensions: Under a `TPUStrategy` whose replicas have several ranks: into how many parts each
+            dimension is cut. Each logical device then has a tile, which `value()` gives; `shape`, `assign` and
+            `numpy()` are of the whole. Gradients are those of tiles. tf.Variable has no such argument.
         shape: The shape of the variable. With it a function that makes the initial value may make it shard by shard,
             where a `ParameterServerStrategy` cuts the variable: a function with a parameter `shard_info` gets the
             shard's `shape` and `offset`, one with `partition_shape` and `partition_offset` gets these. Give the
@@ -348,15 +352,27 @@ class Variable(ABC):  # noqa: B024  # for `register`
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         sparse_gradient: bool = False,
         shape: Sequence[int] | None = None,
+        partition_dimensions: Sequence[int] | None = None,
     ) -> variables.BaseVariable:
         """Collective. See the class."""
         if shape is not None:
             make = initial_value if callable(initial_value) else functools.partial(_itself, initial_value)
             initial_value = ShardedInitial(make, shape, dtype, "Variable" if name is None else name)
-        return current_home().create_variable(
+        home: Any = current_home()
+        further: dict[str, Any] = {}
+        if partition_dimensions is not None:
+            if not getattr(home, "takes_partition_dimensions", False):
+                raise mark_shared(ValueError(
+                    f"variable {name or 'Variable'!r}: `partition_dimensions` cuts a variable over the logical devices "
+                    f"of a replica, which a TPUStrategy has, got {partition_dimensions!r} under "
+                    f"{get_strategy()!r}. Leave it out, or make the variable in the scope of a mpidist.TPUStrategy"
+                ))
+            further["partition_dimensions"] = partition_dimensions
+        made = home.create_variable(
             initial_value, name=name, dtype=dtype, trainable=trainable,
-            synchronization=synchronization, aggregation=aggregation, sparse_gradient=sparse_gradient,
+            synchronization=synchronization, aggregation=aggregation, sparse_gradient=sparse_gradient, **further,
         )
+        return cast(variables.BaseVariable, made)
 
 
 def _itself(value: npt.ArrayLike) -> npt.ArrayLike:

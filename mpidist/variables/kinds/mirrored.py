@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from mpidist import arrays, context
 from mpidist.arrays import AnyArray
-from mpidist.comm.front.sparse import reduce_slices
 from mpidist.comm.group.agreement import same_on_all, together
 from mpidist.errors import mark_shared
 from mpidist.indexed_slices import IndexedSlices
@@ -134,16 +133,21 @@ class MirroredVariable(BaseVariable):
     @noted("restoring a variable")
     def load(self, read: Read) -> None:
         """Collective. Each rank of a node reads and writes its slice of the node's copy."""
-        node = self.group.node
-        start, stop = 0, self.size
-        if self.address.slab.is_shared:
-            start, stop = self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
+        start, stop = self.loaded_here
         data = read_together(self, read, start, stop)
         # Before: another rank may still be reading the old value. After: all slices must be there when one is read.
         with self.arena.guard:
             self.arena.barrier()
             np.copyto(self.address.writable[start:stop], arrays.move(data, self.arena.namespace))
             self.arena.barrier()
+
+    @property
+    def loaded_here(self) -> tuple[int, int]:
+        """Local. The elements that `load` reads on this rank."""
+        if not self.address.slab.is_shared:
+            return 0, self.size
+        node = self.group.node
+        return self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
 
     def _read(self, start: int, stop: int) -> AnyArray:
         return self._flat[start:stop]
@@ -200,9 +204,7 @@ class MirroredVariable(BaseVariable):
         )
         slab = self.address.slab
         if aggregates:
-            rows = reduce_slices(
-                self.arena.collective, ReduceOp.from_variable_aggregation(self.aggregation), rows
-            )
+            rows = self.arena.combine_rows(rows, ReduceOp.from_variable_aggregation(self.aggregation))
         else:
             if self.arena.options.check and not in_replica:
                 self._require_same(rows.values, rows.values.tobytes() + rows.indices.tobytes())
@@ -228,7 +230,7 @@ class MirroredVariable(BaseVariable):
     def _aggregate(self, array: AnyArray) -> AnyArray:
         if self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
             op = ReduceOp.from_variable_aggregation(self.aggregation)
-            return self.arena.collective.all_reduce(array, op).astype(self.dtype, copy=False)
+            return self.arena.combine(array, op).astype(self.dtype, copy=False)
         return array
 
     def __repr__(self) -> str:

@@ -165,7 +165,7 @@ class SyncOnReadVariable(OnReadVariable):
                 result = self.arena.collective.broadcast(self._component.copy())
             else:
                 op = ReduceOp.from_variable_aggregation(self.aggregation)
-                result = self.arena.collective.all_reduce(self._component.astype(self.saved_dtype, copy=False), op)
+                result = self.arena.combine(self._component.astype(self.saved_dtype, copy=False), op)
         result.flags.writeable = False
         return result
 
@@ -253,20 +253,21 @@ class SyncOnReadVariable(OnReadVariable):
 
     def _spread(self, array: AnyArray) -> None:
         """Set the components so that their aggregate is `array`: nothing is lost under SUM."""
+        replicas = self.arena.replicas.communicator
         if self.aggregation is not VariableAggregation.SUM:
             self._component[...] = array
         elif self.dtype.kind in "iu":
-            share, rest = np.divmod(array, self.group.size)
+            share, rest = np.divmod(array, replicas.size)
             try:
                 # Every rank looks at the least and at the largest share.
                 least, largest = (fitting(self.name, one, self.dtype) for one in (share, share + (rest > 0)))
             except OverflowError as error:
                 raise mark_shared(error) from None
-            self._component[...] = np.where(self.group.rank < rest, largest, least)
+            self._component[...] = np.where(replicas.rank < rest, largest, least)
         else:
             # Other shares would be rounded, and so would their sums, which may even overflow.
-            whole = array if self.group.rank == 0 else np.zeros_like(array)
-            self._component[...] = np.where(_divides(array, self.group.size), array / self.group.size, whole)
+            whole = array if replicas.rank == 0 else np.zeros_like(array)
+            self._component[...] = np.where(_divides(array, replicas.size), array / replicas.size, whole)
 
     def __repr__(self) -> str:
         return (

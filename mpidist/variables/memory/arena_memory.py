@@ -12,7 +12,7 @@ import threading
 import weakref
 from abc import ABC
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,9 +24,11 @@ from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.choice import selection
 from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.front.sparse import reduce_slices
 from mpidist.comm.group.agreement import require_same
 from mpidist.comm.group.resource import end_all
-from mpidist.options import CommunicationImplementation
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.options import CommunicationImplementation, ReduceOp
 from mpidist.recorder.calls import Calls
 from mpidist.variables.memory import sharing
 from mpidist.variables.memory.slab import Slab, SlabRange, line_elements, padded
@@ -74,10 +76,12 @@ class ArenaMemory(Home, ABC):
             `cross_device_ops` or `compression` makes memory private, too: then a collective sums the gradients, and
             not the arena.
         on_gpu: Variables and state are CuPy's, private, on the current GPU.
+        collective: Over all ranks of the strategy, where these are not all replicas. It is closed with the arena.
 
     Raises:
         ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
-        NotImplementedError: Variables on GPUs, and `compression`; or the replicas are not all ranks of the strategy.
+        NotImplementedError: Variables on GPUs, and `compression`; or the replicas are not all ranks of the strategy,
+            and there is no `collective`.
 
     Attributes:
         replicas: The constructor's argument.
@@ -85,7 +89,9 @@ class ArenaMemory(Home, ABC):
         options: The options of the replicas.
         namespace: The module of the variables' arrays: `numpy`, or `cupy`.
         calls: Notes what all these ranks do together.
-        collective: Over the replicas: gradients and values of variables are combined by it.
+        collective: Over all ranks of the strategy.
+        givers: The ranks of this rank's node that have a segment for gradients.
+        gives_gradients: Whether this rank's gradients count.
         arrival: The ranks' meeting before a step under `timeout_seconds`, else None.
         lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane, and
             where a collective that was asked for sums the gradients.
@@ -103,19 +109,28 @@ class ArenaMemory(Home, ABC):
 
     is_default = False
     strategy: object | None = None
+    gives_gradients = True
 
-    def __init__(self, replicas: Replicas, *, shared: bool | None = None, on_gpu: bool = False) -> None:
+    def __init__(
+        self, replicas: Replicas, *, shared: bool | None = None, on_gpu: bool = False,
+        collective: CollectiveFront | None = None,
+    ) -> None:
         self.replicas = replicas
         self.communicator = communicator = replicas.everyone
-        self.options, self.collective, self.arrival = replicas.options, replicas.collective, replicas.arrival
-        if communicator is not replicas.communicator:
+        self.options, self.arrival = replicas.options, replicas.arrival
+        self.collective = replicas.collective if collective is None else collective
+        if communicator is not replicas.communicator and collective is None:
             # Its barriers and norms are over all ranks, and its sums over the replicas.
             raise NotImplementedError(
                 f"an arena has its variables on every replica, which are {communicator.size} ranks here, and only "
                 f"{replicas.communicator.size} of them are replicas of each other: use a home for parts of variables"
             )
         self.strategy_number = owner = replicas.number
-        self.calls: Calls = replicas.calls
+        self.calls: Calls = (
+            replicas.calls if collective is None
+            else communicator.calls.limited(self.options.timeout_seconds, replicas.number)
+        )
+        self.givers: Sequence[int] = range(communicator.node.size)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.plan_count = 0
         self.overflow_counts: AnyArray | None = None
@@ -280,6 +295,19 @@ class ArenaMemory(Home, ABC):
         if slab.is_shared and len(self.communicator.node_sizes) == 1:
             return array
         return self.collective.broadcast(array)
+
+    @property
+    def gives_everywhere(self) -> bool:
+        """Local. Whether the gradients of all ranks count; the same on every rank."""
+        return self.communicator is self.replicas.communicator
+
+    def combine(self, array: AnyArray, op: ReduceOp) -> AnyArray:
+        """Collective. Combine what the replicas write to a variable; all ranks get the result."""
+        return self.collective.all_reduce(array, op)
+
+    def combine_rows(self, rows: IndexedSlices, op: ReduceOp) -> IndexedSlices:
+        """Collective. Put together the rows that the replicas write to a variable; all ranks get them."""
+        return reduce_slices(self.collective, op, rows)
 
     def _place(self, dtype: np.dtype[Any], count: int) -> tuple[Slab, int]:
         slabs = self._slabs.setdefault(dtype, [])

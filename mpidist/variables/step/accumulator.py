@@ -40,7 +40,6 @@ class Accumulator:
         ]
         self.numbers: set[int] = set()
         self.calls: tuple[tuple[float, bool, int], ...] = ()
-        self._is_first = variables[0].arena.communicator.rank == 0
 
     def add(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
         """Local. Add `factor` times the gradients of a call to the sums; an error changes no sum.
@@ -57,7 +56,9 @@ class Accumulator:
         dense = {number: to_dense(gradient, self._variables[number]) for number, gradient in gradients.items()}
         self.numbers.update(dense)
         self.calls = self.with_call(factor, is_summed=is_summed)
-        for number, gradient in dense.items() if self._counts(is_summed=is_summed) else ():
+        for number, gradient in dense.items():
+            if not self._counts(number, is_summed=is_summed):
+                continue
             total = self.sums[number]
             with np.errstate(over="ignore", invalid="ignore"):
                 total.accumulate(_scaled(gradient, factor, total.dtype))
@@ -83,11 +84,11 @@ class Accumulator:
             ValueError, TypeError: See `add`.
         """
         dense = {number: to_dense(gradient, self._variables[number]) for number, gradient in gradients.items()}
-        numbers, counts = tuple(sorted(self.numbers.union(dense))), self._counts(is_summed=is_summed)
+        numbers = tuple(sorted(self.numbers.union(dense)))
         for number in numbers:
             view, total = views[number], self.sums[number].component
             with np.errstate(over="ignore", invalid="ignore"):
-                if counts and number in dense:
+                if number in dense and self._counts(number, is_summed=is_summed):
                     own = _scaled(dense[number], factor, total.dtype)
                     # Without a further array, where the view takes the sum as it is.
                     out = view if isinstance(view, np.ndarray) and view.dtype == total.dtype else None
@@ -107,9 +108,9 @@ class Accumulator:
             views: See `hand_over`.
             is_summed: See `hand_over`.
         """
-        for number, gradient in gradients.items() if self._counts(is_summed=is_summed) else ():
+        for number, gradient in gradients.items():
             view = views[number]
-            if gradient is view:
+            if gradient is view and self._counts(number, is_summed=is_summed):
                 total = arrays.move(self.sums[number].component, arrays.namespace(view))
                 with np.errstate(over="ignore", invalid="ignore"):
                     np.copyto(view, (view - total) / factor, casting="same_kind")
@@ -128,10 +129,11 @@ class Accumulator:
             return *before, (factor, is_summed, last[2] + 1)
         return *before, last, (factor, is_summed, 1)
 
-    def _counts(self, *, is_summed: bool) -> bool:
+    def _counts(self, number: int, *, is_summed: bool) -> bool:
         # Accumulated gradients are saved, and later applied, as sums over the ranks. Gradients that are such sums
         # already must count once, on the first rank.
-        return not is_summed or self._is_first
+        arena = self._variables[number].arena
+        return arena.communicator.rank == 0 if is_summed else arena.gives_gradients
 
 
 def _scaled(gradient: AnyArray, factor: float, dtype: np.dtype[Any]) -> AnyArray:

@@ -20,6 +20,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.accumulator import Accumulator
 from mpidist.variables.step.alarm import Alarm
 from mpidist.variables.step.average import MovingAverage
@@ -48,6 +49,7 @@ class ArenaPlan:
         variables: The variables of the optimizer, the same list on every rank.
         kernel: The arithmetic.
         options: For the work around the kernel.
+        arena: See `Plan`.
 
     Attributes:
         variables: The constructor's argument.
@@ -55,9 +57,10 @@ class ArenaPlan:
     """
 
     def __init__(
-        self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+        self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions,
+        arena: ArenaMemory | None = None,
     ) -> None:
-        arena = variables[0].arena
+        own_arena, arena = arena, variables[0].arena if arena is None else arena
         # First: what follows is collective, and depends on the kernel.
         same_on_all(
             arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
@@ -78,7 +81,7 @@ class ArenaPlan:
         self.variables = tuple(variables)
         self._plan = plan = Plan(
             variables, arithmetic.slots, arithmetic.scratch_count, has_directions=isinstance(kernel, LayerKernel),
-            has_master=options.master_copy,
+            has_master=options.master_copy, arena=own_arena,
         )
         self._update = open_update(plan, arithmetic, options)
         self._finite_update = open_update(plan, arithmetic, options, must_be_finite=True)

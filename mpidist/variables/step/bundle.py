@@ -21,7 +21,7 @@ class Block(NamedTuple):
 
     Attributes:
         parameter: The parameter of the variables, writable.
-        gradients: One for each rank of the node in a shared bundle, else this rank's own.
+        gradients: One for each rank of the node that has a segment in a shared bundle, else this rank's own.
         slots: The slots of the state, in the kernel's order.
         total: Private; takes the sum of the gradients.
         scratch: Private, for the kernel.
@@ -45,8 +45,13 @@ class Bundle:
         has_directions: Whether half precision also has gradients in float32, for updates in two passes.
 
     Attributes:
-        gradient: This rank's gradients, flat.
-        first_segment: The gradients of the node's first rank, which take the sums that another node has to see.
+        gradient: This rank's gradients, flat; where it has no segment, private memory that nobody reads.
+        first_segment: The gradients of the node's first rank that has a segment; they take the sums that another node
+            has to see.
+        segment_count: The number of gradients that are added up on this node.
+        has_segment: Whether this rank has one of them.
+        takes_given_sums: Whether sums that are given go straight into the first segment, since the ranks that count
+            are its owners.
         spans: For each variable number its [start, stop) in the flat order.
         slots: Memory of the state by name, of half precision in float32.
         directions: The gradients in float32 where `has_directions`, and for half precision only; else None.
@@ -84,9 +89,17 @@ class Bundle:
             arena.accept_private("gradients and state of an optimizer are", error)
             self.is_shared, self.writes_back = False, True
             self._reserve(slots)
-        self.gradient = self._segments[arena.communicator.node.rank if self.is_shared else 0]
-        self.first_segment = self._segments[0]
         xp = arena.namespace
+        own = arena.communicator.node.rank
+        self.segment_count = len(self._segments)
+        self.has_segment = not self.is_shared or own in arena.givers
+        self.gradient: AnyArray = (
+            self._segments[arena.givers.index(own) if self.is_shared else 0] if self.has_segment
+            else xp.zeros(self.size, self.dtype)
+        )
+        self.first_segment = self._segments[0]
+        is_one_copy = self.is_shared and len(arena.communicator.node_sizes) == 1
+        self.takes_given_sums = arena.gives_everywhere or is_one_copy
         itemsize = self._state_dtype.itemsize
         byte_count = BLOCK_BYTES if xp is np else min(GPU_BLOCK_BYTES, self.size * itemsize)
         self._length = max(1, byte_count // itemsize)
@@ -94,7 +107,7 @@ class Bundle:
         self._scratch = scratch_blocks(scratch_count, self._length, self.dtype, xp)
 
     def _reserve(self, slots: Mapping[str, complex]) -> None:
-        count = self.arena.communicator.node.size if self.is_shared else 1
+        count = len(self.arena.givers) if self.is_shared else 1
         # All ranks' gradients are in one piece of memory; a rank's own segment starts a cache line.
         stride = padded(self.size, self.dtype)
         memory = self.arena.reserve(stride * count, self.dtype, shared=self.is_shared).writable

@@ -91,9 +91,8 @@ def _open_sums(bundle: Bundle, numbers: Sequence[int], chunks: Sequence[Chunk], 
 
 def _adder_of(bundle: Bundle) -> Add:
     arena = bundle.arena
-    count = arena.communicator.node.size if bundle.is_shared else 1
     largest = min(bundle.room.nbytes, bundle.size * bundle.dtype.itemsize)
-    return adder(bundle.dtype, count, largest, in_tree=arena.options.reproducible)
+    return adder(bundle.dtype, bundle.segment_count, largest, in_tree=arena.options.reproducible)
 
 
 def _all_reduce_of(bundle: Bundle, numbers: Sequence[int], collective: CollectiveFront) -> AllReduce:

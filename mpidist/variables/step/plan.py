@@ -9,7 +9,7 @@ phase of their own (`table.py`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,6 +20,8 @@ from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.arena_memory import ArenaMemory
+from mpidist.variables.memory.sharing import return_at_once
 from mpidist.variables.memory.slab import SlabRange
 from mpidist.variables.step.bundle import Bundle
 from mpidist.variables.step.bundle_step import open_bundle_step, own_blocks
@@ -49,6 +51,8 @@ class Plan:
         scratch_count: Number of private blocks for the kernel.
         has_directions: Whether updates take two passes over gradients, see `Bundle`.
         has_master: Whether variables of half precision have the slot `MASTER_COPY`.
+        arena: The arena of all ranks that take the steps, where variables are in others, over some of these ranks.
+            Default: that of the variables.
 
     Raises:
         MismatchError: The lists of variables differ between ranks.
@@ -66,11 +70,12 @@ class Plan:
 
     def __init__(
         self, variables: Sequence[MirroredVariable], slots: Mapping[str, complex], scratch_count: int = 0, *,
-        has_directions: bool = False, has_master: bool = False,
+        has_directions: bool = False, has_master: bool = False, arena: ArenaMemory | None = None,
     ) -> None:
         self.variables = tuple(variables)
-        common_home(self.variables)
-        self.arena = self.variables[0].arena
+        if arena is None:
+            common_home(self.variables)
+        self.arena = self.variables[0].arena if arena is None else arena
         # One rank has nothing to send.
         self._compression = (
             cast("Compression | None", self.arena.options.compression) if self.arena.communicator.size > 1 else None
@@ -78,21 +83,22 @@ class Plan:
         same_on_all(
             self.arena.communicator, "the variables of an optimizer",
             # Many variables have the same name and shape; their offsets distinguish them.
-            [(v.name, v.shape, v.dtype.name, v.address.start, v.sparse_gradient) for v in self.variables],
+            [(v.name, v.shape, v.dtype.name, self._place(v), v.sparse_gradient) for v in self.variables],
             "Build the model the same way on every rank and pass its variables in the same order.",
         )
         self.number = self.arena.plan_count
         self.arena.plan_count += 1
-        kinds: dict[tuple[np.dtype[Any], bool], list[tuple[int, MirroredVariable]]] = {}
+        kinds: dict[tuple[np.dtype[Any], bool, int], list[tuple[int, MirroredVariable]]] = {}
         for number, variable in enumerate(self.variables):
             if not variable.sparse_gradient:
-                kinds.setdefault((variable.dtype, variable.address.slab.is_shared), []).append((number, variable))
+                kind = variable.dtype, variable.address.slab.is_shared, id(variable.arena)
+                kinds.setdefault(kind, []).append((number, variable))
         master = {MASTER_COPY: 0.0} if has_master else {}
         self.bundles = [
             Bundle(
-                self.arena, chosen, {**slots, **(master if is_half(dtype) else {})}, scratch_count,
+                chosen[0][1].arena, chosen, {**slots, **(master if is_half(dtype) else {})}, scratch_count,
                 has_directions=has_directions,
-            ) for (dtype, _), chosen in kinds.items()
+            ) for (dtype, *_), chosen in kinds.items()
         ]
         self._bundle_of = {number: bundle for bundle in self.bundles for number in bundle.spans}
         self.tables = {
@@ -103,6 +109,9 @@ class Plan:
         # They belong to the variables and not to a step, which may be dropped and planned again.
         self.compression_states: dict[int, CompressionState] = {}
         is_shared = any(bundle.is_shared for bundle in self.bundles) or any(t.is_shared for t in self.tables.values())
+        if any(variable.arena is not self.arena for variable in self.variables):
+            # Whether a part is shared may differ between the ranks of a node, and all of them meet there.
+            is_shared = self.arena.barrier is not return_at_once
         self._barrier = self.arena.barrier if is_shared else None
         self._header = StepHeader(self.arena, is_shared=is_shared)
         self._steps: OrderedDict[tuple[tuple[int, ...], bool], Step] = OrderedDict()
@@ -118,7 +127,7 @@ class Plan:
             low, high = bundle.spans[number]
             address = SlabRange(bundle.slots[name], low, high - low, known)
         return MirroredVariable(
-            self.arena, address, variable.shape, name=f"{variable.name}/{name}", trainable=False
+            variable.arena, address, variable.shape, name=f"{variable.name}/{name}", trainable=False
         )
 
     def step(self, numbers: tuple[int, ...], *, is_summed: bool = False) -> Step:
@@ -164,15 +173,45 @@ class Plan:
         bundle = self._bundle_of[number]
         return bundle.gradient is bundle.first_segment
 
+    def counts(self, number: int, *, is_summed: bool) -> bool:
+        """Local. Whether this rank's gradient counts, where not those of all ranks do.
+
+        Args:
+            number: The number of the variable.
+            is_summed: See `step`.
+        """
+        arena = self.variables[number].arena
+        if not is_summed:
+            return arena.gives_gradients
+        if number in self.tables:
+            return arena.gives_everywhere or arena.communicator.rank == 0
+        return self.takes_sum(number) if self._bundle_of[number].takes_given_sums else arena.communicator.rank == 0
+
+    def silence(self, numbers: Iterable[int], *, is_summed: bool) -> None:
+        """Local. Set gradients of this rank that do not count, and are added to others, to zero."""
+        for number in numbers:
+            if number not in self.tables and not self.counts(number, is_summed=is_summed):
+                bundle = self._bundle_of[number]
+                if bundle.has_segment and not bundle.arena.gives_everywhere:
+                    self.gradients[number][...] = 0
+
+    def _place(self, variable: MirroredVariable) -> int | str:
+        # Other ranks may have another place for a part, where memory was free earlier.
+        return variable.address.start if variable.arena is self.arena else variable.address.number
+
     def _open_step(self, numbers: tuple[int, ...], *, is_summed: bool) -> Step:
         # Opening does not communicate, therefore ranks need not agree on which steps they keep.
         phases = [
             self._open_phase(bundle, chosen, is_summed=is_summed)
             for bundle in self.bundles if (chosen := _within(bundle, numbers))
         ]
-        tables = self._tables(numbers)
-        if tables:
-            phases.append(TableStep(self.arena, list(tables.values()), is_summed=is_summed))
+        tables: dict[int, list[int]] = {}
+        for number in self._tables(numbers):
+            tables.setdefault(id(self.variables[number].arena), []).append(number)
+        for chosen in tables.values():
+            arena = self.variables[chosen[0]].arena
+            is_given = is_summed and arena.gives_everywhere
+            phases.append(TableStep(arena, [self.tables[number] for number in chosen], is_summed=is_given))
         if not phases:
             phases.append(NoGradients(self.variables, self._barrier))
         selection = Selection(self.variables, numbers, is_summed=is_summed, plan=self.number)
@@ -180,7 +219,7 @@ class Plan:
 
     def _open_phase(self, bundle: Bundle, numbers: Sequence[int], *, is_summed: bool) -> Phase:
         if self._compression is None or is_summed:
-            return open_bundle_step(bundle, numbers, is_summed=is_summed)
+            return open_bundle_step(bundle, numbers, is_summed=is_summed and bundle.takes_given_sums)
         gradients = {number: self.gradients[number] for number in numbers}
         reduction = CompressedReduction(bundle, gradients, self._compression, self.compression_states)
         return PhasedSums(reduction, own_blocks(bundle, numbers))

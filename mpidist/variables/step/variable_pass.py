@@ -24,7 +24,7 @@ class VariablePass:
     """The work of one rank in a pass over some variables of a plan.
 
     Args:
-        arena: The arena of the variables.
+        arena: The arena of the plan.
         bundles: The bundles of the plan, with the numbers of the variables in each.
         numbers: All the numbers, the same on every rank.
         tables: The tables of the variables whose gradients are rows: only merged rows are measured and updated.
@@ -47,16 +47,17 @@ class VariablePass:
         self._numbers = numbers
         self._narrow_anywhere = any(bundle.directions is not None for bundle, _ in bundles)
         self._rows = {number: row for row, number in enumerate(numbers)}
-        communicator, node = arena.communicator, arena.communicator.node
         self._measured: list[tuple[int, Block]] = []
         # Under `reproducible`: the same blocks on any number of ranks. Each block is measured by one rank.
         self._fixed: list[tuple[int, Block]] = []
         self._own: list[tuple[int, Block]] = []
         # Parameters in node memory, gradients and state private to each rank: one rank per node writes parameters.
         self._copied: list[tuple[int, Block]] = []
+        self._copies: list[tuple[ArenaMemory, list[Block]]] = []
         # For half precision: sums of gradients, and the arrays that get them in float32.
         self._narrow: list[tuple[AnyArray, AnyArray]] = []
         for bundle, chosen in bundles:
+            communicator, node = bundle.arena.communicator, bundle.arena.communicator.node
             if is_in_order:
                 self._fixed += [
                     (number, block) for number in chosen for block in bundle.fixed_blocks(number, of_directions=True)
@@ -68,6 +69,8 @@ class VariablePass:
             mine = (node.rank, node.size) if bundle.is_shared else (0, 1)
             own = bundle.variable_blocks(chosen, *mine, of_directions=True, is_written=True)
             (self._copied if bundle.writes_back else self._own).extend(own)
+            if bundle.writes_back:
+                self._copies.append((bundle.arena, [block for _, block in own]))
             if bundle.directions is not None:
                 sums = [block.gradients[0] for _, block in bundle.variable_blocks(chosen, *mine, is_written=True)]
                 self._narrow += zip(sums, [block.gradients[0] for _, block in own], strict=True)
@@ -136,7 +139,7 @@ class VariablePass:
         for number, table in self._tables.items():
             table.apply(update_of(number))
         self.barrier()
-        if self._copied:
-            if self._arena.communicator.node.rank == 0:
-                write_back([block for _, block in self._copied])
-            self.barrier()
+        for arena, blocks in self._copies:
+            if arena.communicator.node.rank == 0:
+                write_back(blocks)
+            arena.barrier()

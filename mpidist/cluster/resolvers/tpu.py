@@ -1,0 +1,40 @@
+"""The resolver of code that was written for TPUs: the ranks of the job are the cores."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from mpidist.cluster.resolvers.mpi import MPIClusterResolver
+from mpidist.first_rank import is_chief
+
+logger = logging.getLogger("mpidist")
+
+
+class TPUClusterResolver(MPIClusterResolver):
+    """Describes the ranks of the job as a cluster; the launcher says who takes part, and an address is not used.
+
+    Collective. Args:
+        tpu: An address, for code written for TensorFlow; one line of the log says that it is not used.
+        zone: Not used, like the next one.
+        project: Not used.
+    """
+
+    def __init__(self, tpu: object = None, zone: object = None, project: object = None) -> None:
+        del zone, project
+        if tpu:
+            _say_unused(str(tpu))
+        super().__init__()
+
+    @staticmethod
+    def connect(tpu: object = None, zone: object = None, project: object = None) -> TPUClusterResolver:
+        """Collective. `TPUClusterResolver(tpu)`: there is nothing to connect to."""
+        return TPUClusterResolver(tpu, zone, project)
+
+
+@functools.cache
+def _say_unused(address: str) -> None:
+    if is_chief():
+        logger.warning(
+            "TPUClusterResolver: the address %r is not used: the ranks that the launcher has started take part", address
+        )

@@ -1,0 +1,1 @@
+"""`TPUStrategy`: a replica is a group of ranks, its logical devices."""

@@ -1,0 +1,178 @@
+"""The split variable: an array of which each logical device has a tile, mirrored over the replicas (ON_WRITE)."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist import arrays, context
+from mpidist.arrays import AnyArray
+from mpidist.comm.group.agreement import same_on_all, together
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.recorder.calls import Calls, noted
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.logical_devices import LogicalDevices
+from mpidist.variables.memory.arena_memory import ArenaMemory
+from mpidist.variables.scatter import checked_rows
+from mpidist.variables.tiles import Tiling
+from mpidist.variables.variable import BaseVariable, Read
+
+S = TypeVar("S", bound="SplitVariable")
+
+
+class SplitVariable(BaseVariable):
+    """A variable whose value is cut into tiles, one for each logical device of a replica.
+
+    `mpidist.Variable(value, partition_dimensions=[1, 2])` makes it in the scope of a `TPUStrategy`. `shape` is that of
+    the whole. What is read as an array, `value()` and arithmetic, is this device's tile; what is written, by `assign`
+    and the scatter methods, is the whole, of which each device takes its tile. `numpy()` is the whole.
+
+    Args:
+        home: The home of the strategy's variables.
+        tile: This device's tile, a variable over the same logical device of all replicas.
+        tiling: How the whole is cut.
+        devices: The logical devices of this rank's replica.
+    """
+
+    def __init__(self, home: ArenaMemory, tile: BaseVariable, tiling: Tiling, devices: LogicalDevices) -> None:
+        self.home = self._arena = home
+        self.tile, self.tiling = tile, tiling
+        self._devices = devices
+        self.name, self.shape, self.dtype = tile.name, tiling.shape, tile.dtype
+        self.trainable, self.sparse_gradient = tile.trainable, tile.sparse_gradient
+        self.synchronization, self.aggregation = tile.synchronization, tile.aggregation
+        self.number = None if tile.number is None else f"{tile.number} (split)"
+        self._width = math.prod(self.shape[1:])
+        ranks = home.communicator.size
+        self.bounds = tuple(self.shape[0] * rank // ranks * self._width for rank in range(ranks + 1))
+
+    @property
+    def saved_dtype(self) -> np.dtype[Any]:
+        """Local. See `BaseVariable.saved_dtype`."""
+        return self.tile.saved_dtype
+
+    @property
+    def calls(self) -> Calls:
+        """Local. Notes what all ranks do together."""
+        return self._arena.calls
+
+    @property
+    def device(self) -> str:
+        """Local. The place of this device's tile."""
+        return self.tile.device
+
+    def value(self) -> AnyArray:
+        """Local. This device's tile: a live view, read-only, valid until the next write or optimizer step."""
+        return self.tile.value()
+
+    @noted("putting a split variable together")
+    def numpy(self) -> AnyArray:
+        """Collective. A copy of the whole value in host memory."""
+        own = np.ascontiguousarray(self.tile.numpy())
+        whole = np.empty(self.shape, self.dtype)
+        tiles = self._devices.collective.all_gather(own.reshape(1, -1), 0)
+        for number, tile in enumerate(tiles):
+            tiling = self.tiling.of(number)
+            whole[tiling.slices] = tile.reshape(tiling.tile_shape)
+        return whole
+
+    def read_rows(self, rows: AnyArray) -> AnyArray:
+        """Local. Refuse: a logical device has not all rows."""
+        raise ValueError(
+            f"variable {self.name!r} is cut into tiles, and this logical device has one of shape "
+            f"{self.tiling.tile_shape}: rows of the whole cannot be read here. Use "
+            "mpidist.parallel.vocabulary_parallel_embedding(ids, variable.value()), or `numpy()`, which is Collective"
+        )
+
+    def write_array(self, array: AnyArray) -> None:
+        """Collective. See `BaseVariable.write_array`."""
+        self._require_same(array)
+        self.tile.write_array(self._own(array))
+
+    def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
+        """Collective. See `BaseVariable.add_array`."""
+        self._require_same(array)
+        self.tile.add_array(self._own(array), method)
+
+    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
+        """Collective. See `Scatter.scatter`; rows are those of the whole, with all their elements."""
+        rows = together(
+            self.group, f"scatter_{kind} of variable {self.name!r}", lambda: checked_rows(self, kind, sparse_delta)
+        )
+        own, *columns = self.tiling.slices
+        here = (rows.indices >= own.start) & (rows.indices < own.stop)
+        values = rows.values[here][(slice(None), *columns)]
+        self.tile.scatter(kind, IndexedSlices(values, rows.indices[here] - own.start, self.tiling.tile_shape))
+        return self
+
+    def coerce(self, value: npt.ArrayLike) -> AnyArray:
+        """Local. See `BaseVariable.coerce`: the whole value, in host memory."""
+        return super().coerce(arrays.to_host(arrays.as_array(value)))
+
+    @noted("reading a split variable for a checkpoint")
+    def reader(self) -> Read:
+        """Collective. See `BaseVariable.reader`: each rank gets the rows within its `bounds`, from its replica."""
+        group, collective = self.group, self._devices.collective
+        first = group.rank - self._devices.device
+        edges = [bound // max(1, self._width) for bound in self.bounds]
+        tile = self.tile.reader()(0, self.tile.size).reshape(self.tiling.tile_shape)
+        sent = []
+        for device in range(self._devices.count):
+            rows = self._rows_of(self._devices.device, edges[first + device], edges[first + device + 1])
+            sent.append(np.ascontiguousarray(tile[rows]).reshape(-1))
+        begin, end = edges[group.rank], edges[group.rank + 1]
+        own = np.empty((end - begin, *self.shape[1:]), tile.dtype)
+        for device, piece in enumerate(collective.all_to_all(sent)):
+            rows, tiling = self._rows_of(device, begin, end), self.tiling.of(device)
+            low = rows.start + tiling.offset[0] - begin
+            target = own[(slice(low, low + rows.stop - rows.start), *tiling.slices[1:])]
+            target[...] = piece.reshape(target.shape)
+        elements, before = own.reshape(-1), begin * self._width
+        return lambda start, stop: elements[start - before : stop - before]
+
+    @noted("restoring a variable")
+    def load(self, read: Read) -> None:
+        """Collective. See `BaseVariable.load`: each rank reads the rows in which what it writes of its tile lies."""
+        start, stop = self.tile.loaded_here if isinstance(self.tile, MirroredVariable) else (0, self.tile.size)
+        data = together(
+            self.group, f"reading variable {self.name!r}", lambda: self._checked(self.tiling.read(read, start, stop))
+        )
+        if data.size != stop - start:
+            raise ValueError(f"variable {self.name!r}: expected {stop - start} elements, got {data.size}")
+        self.tile.load(lambda low, high: data[low - start : high - start])
+
+    def _checked(self, data: AnyArray) -> AnyArray:
+        if not np.can_cast(data.dtype, self.saved_dtype, "same_kind"):
+            raise TypeError(
+                f"variable {self.name!r}: reading must give values that cast to {self.saved_dtype}, got {data.dtype}. "
+                "Check what `read` returns"
+            )
+        return data
+
+    def _rows_of(self, device: int, begin: int, end: int) -> slice:
+        """The rows of a device's tile, counted in the tile, that are among the rows [begin, end) of the whole."""
+        tiling = self.tiling.of(device)
+        top, count = tiling.offset[0], tiling.tile_shape[0]
+        low, high = (min(max(edge - top, 0), count) for edge in (begin, end))
+        return slice(low, high)
+
+    def _own(self, array: AnyArray) -> AnyArray:
+        return np.ascontiguousarray(self.tiling.take(array))
+
+    def _require_same(self, array: AnyArray) -> None:
+        context.require_collectives()
+        if self._arena.options.check and not context.in_replica():
+            same_on_all(
+                self.group, f"the value written to variable {self.name!r} in cross-replica context",
+                f"{zlib.crc32(np.ascontiguousarray(array).tobytes()):#x} (checksum)", "Compute it the same way on every rank.",
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"<mpidist.{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, "
+            f"partition_dimensions={list(self.tiling.dimensions)}, tile {self.tiling.device}={self.value()!s}>"
+        )

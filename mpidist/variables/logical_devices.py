@@ -1,0 +1,97 @@
+"""Logical devices: the ranks of one replica, numbered from 0, and what they do together."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.choice import selection
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource, end_all
+from mpidist.errors import RankError
+from mpidist.options import CommunicationOptions
+
+T = TypeVar("T")
+
+
+class LogicalDevices(Resource):
+    """The ranks of this rank's replica: each is a logical device.
+
+    Collective over them. Args:
+        communicator: The ranks, in the order of the logical devices. They are closed with this object.
+        options: The options of the strategy, which all ranks agree on.
+
+    Attributes:
+        communicator: The constructor's argument.
+        collective: Over these ranks.
+        device: The number of this rank's logical device.
+        count: Number of logical devices.
+    """
+
+    def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
+        self.communicator = communicator
+        self.device, self.count = communicator.rank, communicator.size
+        # Interrupts travel with the calls that all ranks of the strategy make.
+        communicator.order.is_part = True
+        owner = communicator.order.deal("strategy")
+        self.collective = selection.choose(communicator, replace(options, wire_dtype=None), owner)
+
+    def first(self, array: AnyArray) -> AnyArray:
+        """Collective. The array of logical device 0; of one shape and dtype on all ranks of the replica."""
+        return array if self.count == 1 else self.collective.broadcast(array)
+
+    def lead(self, name: str, function: Callable[[], T]) -> T:
+        """Collective. Call `function` on logical device 0; all ranks of the replica get its value, or its error.
+
+        Where the values of replicas are combined outside `run`, that of logical device 0 stands for its replica: those
+        of the others may differ in the last bit, and their results must not.
+
+        Args:
+            name: The name of the call, for the record.
+            function: Collective over the logical devices 0 of all replicas. Its value must be picklable.
+        """
+        if self.count == 1:
+            return function()
+        with self.communicator.calls.during(name):
+            result: T | None = None
+            error: Exception | None = None
+            if self.device == 0:
+                try:
+                    result = function()
+                except Exception as caught:
+                    error = caught
+            told, value = self.communicator.broadcast_object((_told(error), result))
+        if told is None:
+            return cast(T, value)
+        try:
+            raise told if error is None else error
+        finally:
+            # A traceback whose frame holds its error stays until the next garbage collection.
+            del error, told
+
+    def _is_whole(self) -> bool:
+        return self.communicator.is_whole()
+
+    def _end(self, *, is_collective: bool) -> None:
+        end_all([self.collective, self.communicator], is_collective=is_collective)
+
+    def __repr__(self) -> str:
+        return f"LogicalDevices({self.device} of {self.count})"
+
+
+def _told(error: Exception | None) -> Exception | None:
+    """An error as the other ranks of the replica can raise it."""
+    if error is None:
+        return None
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = None
+    if type(copy) is type(error):
+        return cast(Exception, copy)
+    told = RankError(f"{type(error).__name__}: {error}")
+    told.__dict__.update({name: value for name, value in error.__dict__.items() if name == "raised_on_all_ranks"})
+    return told
