@@ -1,11 +1,11 @@
 """The names of `tf.tpu.experimental`: which ranks there are, and which of them is which logical device of a replica.
 
-    resolver = mpidist.cluster_resolver.TPUClusterResolver()
-    topology = mpidist.tpu.experimental.initialize_tpu_system(resolver)
-    device_assignment = mpidist.tpu.experimental.DeviceAssignment.build(
-        topology, computation_shape=[1, 1, 1, 2], num_replicas=4
-    )
-    strategy = mpidist.TPUStrategy(resolver, experimental_device_assignment=device_assignment)
+resolver = mpidist.cluster_resolver.TPUClusterResolver()
+topology = mpidist.tpu.experimental.initialize_tpu_system(resolver)
+device_assignment = mpidist.tpu.experimental.DeviceAssignment.build(
+topology, computation_shape=[1, 1, 1, 2], num_replicas=4
+)
+strategy = mpidist.TPUStrategy(resolver, experimental_device_assignment=device_assignment)
 """
 
 from typing import TYPE_CHECKING, NoReturn

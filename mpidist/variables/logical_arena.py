@@ -96,7 +96,6 @@ class LogicalArena(Arena):
             self._tiles.after_run()
 
     @override
-    @noted("creating a variable")
     def create_variable(
         self, initial_value: npt.ArrayLike | BaseVariable | Callable[[], npt.ArrayLike], *,
         partition_dimensions: Any = None, **arguments: Any,
@@ -105,7 +104,10 @@ class LogicalArena(Arena):
         if partition_dimensions is None:
             return super().create_variable(initial_value, **arguments)
         self.require_open()
-        return create_split(self, self._open_tiles(), self.devices, initial_value, partition_dimensions, **arguments)
+        with self.calls.during("creating a variable"):
+            return create_split(
+                self, self._open_tiles(), self.devices, initial_value, partition_dimensions, **arguments
+            )
 
     @override
     @noted("building an optimizer")
@@ -221,7 +223,9 @@ class SplitPlan:
 
         def whole(number: int, state: BaseVariable) -> BaseVariable:
             variable = self.variables[number]
-            return SplitVariable(home, state, variable.tiling, devices) if isinstance(variable, SplitVariable) else state
+            if not isinstance(variable, SplitVariable):
+                return state
+            return SplitVariable(home, state, variable.tiling, devices)
 
         self.slots: dict[str, Slot] = {}
         for name, slot in held.slots.items():

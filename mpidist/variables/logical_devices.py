@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,12 +87,11 @@ def _told(error: Exception | None) -> Exception | None:
     """An error as the other ranks of the replica can raise it."""
     if error is None:
         return None
-    try:
+    copy: Exception | None = None
+    with contextlib.suppress(Exception):
         copy = pickle.loads(pickle.dumps(error))
-    except Exception:
-        copy = None
     if type(copy) is type(error):
-        return cast(Exception, copy)
+        return copy
     told = RankError(f"{type(error).__name__}: {error}")
     told.__dict__.update({name: value for name, value in error.__dict__.items() if name == "raised_on_all_ranks"})
     return told

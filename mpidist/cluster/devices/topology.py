@@ -163,8 +163,8 @@ class DeviceAssignment:
         stride = _four("computation_stride", computation_stride)
         if math.prod(stride) != 1:
             raise ValueError(
-                f"`computation_stride` must be [1, 1, 1, 1], got {list(stride)}: ranks have no torus in which they could "
-                "be apart. Leave it out, or name the ranks: DeviceAssignment(topology, core_assignment)"
+                f"`computation_stride` must be [1, 1, 1, 1], got {list(stride)}: ranks have no torus in which they "
+                "could be apart. Leave it out, or name the ranks: DeviceAssignment(topology, core_assignment)"
             )
         devices, replicas = math.prod(shape), whole("num_replicas", num_replicas, least=1)
         places = topology.coordinates()

@@ -78,6 +78,8 @@ class MpiCommunicator(Communicator):
         known: tuple[Process, ...] = (),
     ) -> None:
         self.mpi: Any = mpi
+        # The groups into which it is split are on the same nodes.
+        self._node_color = node_color
         self.rank: int = mpi.rank
         self.size: int = mpi.size
         self.host = MPI.Get_processor_name()
@@ -294,7 +296,7 @@ class MpiCommunicator(Communicator):
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. A communicator of the ranks with the same color."""
         with self._opens("splitting a communicator"):
-            return MpiCommunicator(self.mpi.Split(color, key))
+            return MpiCommunicator(self.mpi.Split(color, key), node_color=self._node_color)
 
     def _end(self, *, is_collective: bool) -> None:
         lane = [] if self._lane is None else [self._lane]
@@ -323,6 +325,7 @@ class _NodeCommunicator(MpiCommunicator):
         self, mpi: MPI.Intracomm, handles: Handles, processes: Sequence[Process], calls: Calls, core_count: int
     ) -> None:
         self.mpi = mpi
+        self._node_color = None
         self.core_count = core_count
         self.calls = calls
         self.order = CallOrder(calls, processes)

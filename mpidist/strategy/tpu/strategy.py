@@ -95,7 +95,6 @@ class TPUStrategy(Strategy):
 
     _extended_class = LogicalExtended
     _context_class = LogicalReplicaContext
-    _fixed = Strategy._fixed | {"device_assignment", "logical_devices"}
 
     def __init__(
         self,
@@ -248,15 +247,16 @@ def _checked(
         assignment = DeviceAssignment.build(topology, num_replicas=ranks.size)
     if not isinstance(assignment, DeviceAssignment):
         raise TypeError(
-            f"`experimental_device_assignment` must be a DeviceAssignment or None, got {described(assignment)}. Make it "
-            "by mpidist.tpu.experimental.DeviceAssignment.build"
+            f"`experimental_device_assignment` must be a DeviceAssignment or None, got {described(assignment)}. "
+            "Make it by mpidist.tpu.experimental.DeviceAssignment.build"
         )
     replicas, devices = assignment.num_replicas, assignment.num_cores_per_replica
     if replicas * devices != ranks.size:
         ways = f", or make num_replicas={ranks.size // devices}" if ranks.size % devices == 0 else ""
         raise ValueError(
             f"the device assignment has {replicas} replicas of {devices} logical devices, which are "
-            f"{replicas * devices} ranks, got {ranks.size} ranks. Start as many: {mpirun_line(replicas * devices)}{ways}"
+            f"{replicas * devices} ranks, got {ranks.size} ranks. Start as many: {mpirun_line(replicas * devices)}"
+            f"{ways}"
         )
     if assignment.topology != topology:
         raise ValueError(

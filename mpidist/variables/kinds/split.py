@@ -82,6 +82,7 @@ class SplitVariable(BaseVariable):
 
     def read_rows(self, rows: AnyArray) -> AnyArray:
         """Local. Refuse: a logical device has not all rows."""
+        del rows
         raise ValueError(
             f"variable {self.name!r} is cut into tiles, and this logical device has one of shape "
             f"{self.tiling.tile_shape}: rows of the whole cannot be read here. Use "
@@ -103,9 +104,10 @@ class SplitVariable(BaseVariable):
         rows = together(
             self.group, f"scatter_{kind} of variable {self.name!r}", lambda: checked_rows(self, kind, sparse_delta)
         )
-        own, *columns = self.tiling.slices
+        own = self.tiling.slices[0]
         here = (rows.indices >= own.start) & (rows.indices < own.stop)
-        values = rows.values[here][(slice(None), *columns)]
+        columns = slice(None), *self.tiling.slices[1:]
+        values = rows.values[here][columns]
         self.tile.scatter(kind, IndexedSlices(values, rows.indices[here] - own.start, self.tiling.tile_shape))
         return self
 
@@ -118,7 +120,7 @@ class SplitVariable(BaseVariable):
         """Collective. See `BaseVariable.reader`: each rank gets the rows within its `bounds`, from its replica."""
         group, collective = self.group, self._devices.collective
         first = group.rank - self._devices.device
-        edges = [bound // max(1, self._width) for bound in self.bounds]
+        edges = [self.shape[0] * rank // group.size for rank in range(group.size + 1)]
         tile = self.tile.reader()(0, self.tile.size).reshape(self.tiling.tile_shape)
         sent = []
         for device in range(self._devices.count):
@@ -129,7 +131,8 @@ class SplitVariable(BaseVariable):
         for device, piece in enumerate(collective.all_to_all(sent)):
             rows, tiling = self._rows_of(device, begin, end), self.tiling.of(device)
             low = rows.start + tiling.offset[0] - begin
-            target = own[(slice(low, low + rows.stop - rows.start), *tiling.slices[1:])]
+            place = slice(low, low + rows.stop - rows.start), *tiling.slices[1:]
+            target = own[place]
             target[...] = piece.reshape(target.shape)
         elements, before = own.reshape(-1), begin * self._width
         return lambda start, stop: elements[start - before : stop - before]
@@ -168,7 +171,8 @@ class SplitVariable(BaseVariable):
         if self._arena.options.check and not context.in_replica():
             same_on_all(
                 self.group, f"the value written to variable {self.name!r} in cross-replica context",
-                f"{zlib.crc32(np.ascontiguousarray(array).tobytes()):#x} (checksum)", "Compute it the same way on every rank.",
+                f"{zlib.crc32(np.ascontiguousarray(array).tobytes()):#x} (checksum)",
+                "Compute it the same way on every rank.",
             )
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ class ArenaPlan:
         self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions,
         arena: ArenaMemory | None = None,
     ) -> None:
-        own_arena, arena = arena, variables[0].arena if arena is None else arena
+        given_arena, arena = arena, variables[0].arena if arena is None else arena
         # First: what follows is collective, and depends on the kernel.
         same_on_all(
             arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
@@ -81,7 +81,7 @@ class ArenaPlan:
         self.variables = tuple(variables)
         self._plan = plan = Plan(
             variables, arithmetic.slots, arithmetic.scratch_count, has_directions=isinstance(kernel, LayerKernel),
-            has_master=options.master_copy, arena=own_arena,
+            has_master=options.master_copy, arena=given_arena,
         )
         self._update = open_update(plan, arithmetic, options)
         self._finite_update = open_update(plan, arithmetic, options, must_be_finite=True)

@@ -1,0 +1,1 @@
+"""Tests of `TPUStrategy`: replicas of several ranks."""
