@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         metrics,
         observe,
         optimizers,
+        parallel,
         summary,
         testing,
         tpu,
@@ -148,7 +149,7 @@ _HOMES = {
 }
 _MODULES = (
     "cluster_resolver", "coordinator", "data", "experimental", "initializers", "metrics", "observe", "optimizers",
-    "summary", "testing", "tpu",
+    "parallel", "summary", "testing", "tpu",
 )
 
 __all__ = [
@@ -207,6 +208,7 @@ __all__ = [
     "metrics",
     "observe",
     "optimizers",
+    "parallel",
     "scale_regularization_loss",
     "summary",
     "testing",
