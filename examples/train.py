@@ -39,6 +39,7 @@ STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "multi-worker": mpidist.MultiWorkerMirroredStrategy,
     "mirrored": mpidist.MirroredStrategy,
     "central-storage": mpidist.CentralStorageStrategy,
+    "tpu": mpidist.TPUStrategy,
     "one-device": lambda: mpidist.OneDeviceStrategy(f"{os.environ[DEVICE]}:0"),
     "default": mpidist.get_strategy,
 }

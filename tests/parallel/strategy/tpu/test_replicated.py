@@ -1,4 +1,4 @@
-"""Replicated variables are one over all ranks, and one step is one over all ranks: what columns would break silently."""
+"""A replicated variable is one over all ranks, and so is a step: what would break in silence device by device."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_clipping_and_layer_norms_are_over_all_tiles(communicator: Communicator,
         results = []
         for devices in {1, devices_of(communicator)}:
             with make_tpu(communicator, layout, devices=devices) as strategy:
-                n, devices = strategy.num_replicas_in_sync, strategy.logical_devices.count
+                n = strategy.num_replicas_in_sync
                 with strategy.scope():
                     kernel = mpidist.Variable(whole / 24 + 1, partition_dimensions=[1, devices])
                     bias = mpidist.Variable(np.ones(4))
@@ -159,6 +159,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(communicator: C
             assert optimizer.iterations == 0
             assert not tile.numpy().any()
             assert not bias.numpy().any()
+
         # Of what is replicated a NaN of another device is not seen, and does not count.
         def other() -> None:
             gradient = np.full(2, np.nan if strategy.logical_devices.device else 1.0, np.float32)

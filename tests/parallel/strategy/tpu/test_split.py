@@ -186,7 +186,8 @@ def test_a_rank_reads_and_writes_its_rows_only(
         devices = strategy.logical_devices.count
         shape = 48 * devices, 40
         with strategy.scope():
-            by_rows = mpidist.Variable(np.arange(np.prod(shape)).reshape(shape) * 1.0, partition_dimensions=[devices, 1])
+            numbers = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+            by_rows = mpidist.Variable(numbers, partition_dimensions=[devices, 1])
             by_columns = mpidist.Variable(np.ones((shape[1], shape[0])), partition_dimensions=[1, devices])
         checkpoint = mpidist.Checkpoint(rows=by_rows, columns=by_columns)
         path = checkpoint.save(mpi_tmp_path / "c")
@@ -207,7 +208,7 @@ def test_a_rank_reads_and_writes_its_rows_only(
         assert min(start for _, start, _ in mine) == size * device // devices
         assert max(stop for *_, stop in mine) == size * (device + 1) // devices
         assert max(stop - start for name, start, stop in reads if name == "columns") <= 4 * shape[0]
-        assert by_rows.numpy().tolist() == np.arange(np.prod(shape)).reshape(shape).tolist()
+        assert by_rows.numpy().tolist() == numbers.tolist()
         assert by_columns.numpy().all()
         for variable in (by_rows, by_columns):
             begin, end = variable.bounds[communicator.rank : communicator.rank + 2]  # type: ignore[index]

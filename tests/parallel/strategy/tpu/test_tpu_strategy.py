@@ -208,7 +208,8 @@ def test_what_a_device_has_computed_is_given_to_the_others(communicator: Communi
             first = strategy.experimental_replicate_to_logical_devices({"a": output, "b": communicator.rank})
             assert first["a"].tolist() == (inputs + replica * devices).tolist()
             assert first["b"] == replica * devices
-            tile = strategy.experimental_split_to_logical_devices(np.arange(4 * devices).reshape(4, devices), [1, devices])
+            whole = np.arange(4 * devices).reshape(4, devices)
+            tile = strategy.experimental_split_to_logical_devices(whole, [1, devices])
             assert tile.tolist() == [[row * devices + device] for row in range(4)]
 
         strategy.run(step, args=(np.arange(3),))
