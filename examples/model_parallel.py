@@ -79,7 +79,7 @@ def open_strategy(devices: int) -> mpidist.TPUStrategy:
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--devices", default=2, show_default=True, type=click.IntRange(1), help="Logical devices of a replica.")
 @click.option("--epochs", default=10, show_default=True, type=click.IntRange(1))
-@click.option("--batch", default=64, show_default=True, type=click.IntRange(1), help="Examples per step, of all replicas.")
+@click.option("--batch", default=64, show_default=True, type=click.IntRange(1), help="Examples per step.")
 @click.option("--checkpoint-dir", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
 @click.option("--losses", "losses_path", type=click.Path(dir_okay=False), help="Write the loss of each step as text.")
 @click.option("--seed", default=0, show_default=True)

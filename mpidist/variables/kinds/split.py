@@ -139,7 +139,7 @@ class SplitVariable(BaseVariable):
 
     @noted("restoring a variable")
     def load(self, read: Read) -> None:
-        """Collective. See `BaseVariable.load`: each rank reads the rows in which what it writes of its tile lies."""
+        """Collective. See `BaseVariable.load`: each rank reads the rows of the part of its tile that it writes."""
         start, stop = self.tile.loaded_here if isinstance(self.tile, MirroredVariable) else (0, self.tile.size)
         data = together(
             self.group, f"reading variable {self.name!r}", lambda: self._checked(self.tiling.read(read, start, stop))

@@ -54,7 +54,7 @@ def test_tpu_strategy(communicator: Communicator) -> None:
     for kind in (mpidist.experimental.TPUStrategy, mpidist.TPUStrategy):
         with kind(cluster_resolver) as tpu_strategy:
             assert tpu_strategy.num_replicas_in_sync == communicator.size
-            # "TPUStrategy ... in this case, returns the resolver": its `cluster_resolver` is the one that was given.
+            # "there is a ClusterResolver associated with the strategy used, and such an instance is returned".
             assert tpu_strategy.cluster_resolver is cluster_resolver
 
 
@@ -63,7 +63,7 @@ def test_values_of_replicas_of_a_tpu_strategy(communicator: Communicator) -> Non
         worker_devices = strategy.extended.worker_devices
         multiple_values = []
         for i in range(strategy.num_replicas_in_sync):
-            multiple_values.append(np.float32(1.0 + i))  # noqa: PERF401  # as the document has it
+            multiple_values.append(np.float32(1.0 + i))
 
         def value_fn(ctx: mpidist.experimental.ValueContext) -> Any:
             return multiple_values[ctx.replica_id_in_sync_group]

@@ -17,14 +17,16 @@ def devices_of(communicator: Communicator) -> int:
     return 2 if communicator.size % 2 == 0 else communicator.size
 
 
-def make_tpu(communicator: Communicator, layout: str = "node", devices: int | None = None, **arguments: Any) -> TPUStrategy:
+def make_tpu(
+    communicator: Communicator, layout: str = "node", devices: int | None = None, **arguments: Any
+) -> TPUStrategy:
     """Collective. A strategy with so many logical devices over the nodes of a layout."""
     ranks = lay_out(communicator, layout)
     count = devices_of(communicator) if devices is None else devices
     assignment = DeviceAssignment.build(topology_of(ranks), [1, 1, 1, count], num_replicas=ranks.size // count)
     if layout == "private":
         arguments["shared"] = False
-    with mock.patch.object(module, "open_communicator", lambda _=None: ranks):
+    with mock.patch.object(module, "open_communicator", return_value=ranks):
         return TPUStrategy(None, assignment, **arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -118,9 +119,10 @@ def test_only_the_ranks_of_device_0_have_a_segment(communicator: Communicator) -
 def test_clipping_and_layer_norms_are_over_all_tiles(communicator: Communicator, layout: str) -> None:
     """As one device with the whole would do, whose norm counts each tile once and what is replicated once."""
     whole = np.arange(24.0).reshape(4, 6)
-    for make in (
+    makes: list[Callable[[], Any]] = [
         lambda: SGD(1.0, global_clipnorm=1.0), lambda: SGD(1.0, clipnorm=2.0), lambda: LAMB(0.5), lambda: LARS(0.5)
-    ):
+    ]
+    for make in makes:
         results = []
         for devices in {1, devices_of(communicator)}:
             with make_tpu(communicator, layout, devices=devices) as strategy:

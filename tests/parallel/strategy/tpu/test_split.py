@@ -267,7 +267,7 @@ def test_what_cannot_be_split_is_one_error(communicator: Communicator) -> None:
             (ValueError, "ON_WRITE", np.zeros(4), {"partition_dimensions": [devices], "synchronization": "ON_READ"}),
         ):
             with pytest.raises(error, match=match) as caught:
-                mpidist.Variable(value, name="w", **arguments)  # type: ignore[arg-type]
+                mpidist.Variable(value, name="w", **arguments)
             assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
         if communicator.size > 1:
             with pytest.raises(ValueError, match="floating dtype"):

@@ -187,7 +187,7 @@ def test_wrong_arguments_are_one_error(communicator: Communicator) -> None:
         (TypeError, "must be CommunicationOptions", {"communication_options": 3}),
     ):
         with pytest.raises(error, match=match) as caught:
-            mpidist.TPUStrategy(**arguments)  # type: ignore[arg-type]
+            mpidist.TPUStrategy(**arguments)
         everywhere(communicator, caught.value)
     if devices_of(communicator) > 1:
         with pytest.raises(NotImplementedError, match="without `compression` and `reproducible`, got reproducible"):
