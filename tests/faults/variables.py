@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         "sums are accumulated on every rank", "variables/step/accumulator.py",
-        "return not is_summed or self._is_first", "return True",
+        "return arena.communicator.rank == 0 if is_summed else arena.gives_gradients", "return True",
         "parallel/strategy/test_logical_replicas.py::test_skipped_aggregation_with_accumulation_and_loss_scaling", 2,
     ),
     Fault(
@@ -259,7 +259,7 @@ FAULTS = (
     ),
     Fault(
         "an integer sum loses its rest", "variables/kinds/sync_on_read.py",
-        "np.where(self.group.rank < rest, largest, least)", "least",
+        "np.where(replicas.rank < rest, largest, least)", "least",
         "parallel/variables/test_variables.py::test_an_integer_sum_on_read_loses_nothing", 2,
     ),
     Fault(
@@ -339,5 +339,53 @@ FAULTS = (
         "rows that are read do not wait for a step", "variables/kinds/mirrored.py",
         "        with self.arena.guard:\n            return super().read_rows(rows)",
         "        return super().read_rows(rows)", "parallel/variables/test_copies.py", 2,
+    ),
+    Fault(
+        "gradients of all logical devices count", "variables/logical_arena.py",
+        "self.gives_gradients = devices.device == 0", "self.gives_gradients = True",
+        "parallel/strategy/tpu/test_replicated.py", 4,
+    ),
+    Fault(
+        "on a node without device 0 another device's gradient counts", "variables/step/plan.py",
+        "                    self.gradients[number][...] = 0", "                    pass",
+        "parallel/strategy/tpu/test_replicated.py", 4,
+    ),
+    Fault(
+        "the values of all logical devices are combined", "variables/logical_arena.py",
+        "return self.devices.first(self.replicas.collective.all_reduce(array, op))",
+        "return self.collective.all_reduce(array, op)", "parallel/strategy/tpu", 4,
+    ),
+    Fault(
+        "each logical device has the value of its own", "variables/logical_devices.py",
+        "return array if self.count == 1 else self.collective.broadcast(array)", "return array",
+        "parallel/strategy/tpu", 4,
+    ),
+    Fault(
+        "norms are those of this logical device's tiles", "variables/step/variable_pass.py",
+        "            return self._arena.collective.all_reduce(sums)",
+        "            return self._arena.replicas.collective.all_reduce(sums)",
+        "parallel/strategy/tpu/test_replicated.py", 4,
+    ),
+    Fault(
+        "what one logical device hears of an overflow, others do not", "variables/logical_arena.py",
+        "if self._communicator.all_reduce_max(int(overflow.counts.tobytes() != overflow.seen)):",
+        "if overflow.counts.tobytes() != overflow.seen:",
+        "parallel/strategy/tpu/test_replicated.py::test_state_that_overflows_is_an_error_everywhere", 4,
+    ),
+    Fault(
+        "tiles are counted down the columns", "variables/tiles.py",
+        "np.unravel_index(self.device, self.dimensions)", "np.unravel_index(self.device, self.dimensions, order='F')",
+        "unit/variables/test_tiles.py",
+    ),
+    Fault(
+        "a checkpoint has the rows of another device", "variables/kinds/split.py",
+        "            rows, tiling = self._rows_of(device, begin, end), self.tiling.of(device)",
+        "            rows, tiling = self._rows_of(device, begin, end), self.tiling",
+        "parallel/strategy/tpu/test_split.py", 4,
+    ),
+    Fault(
+        "tiles are of arrays that each logical device draws", "variables/making/splitting.py",
+        "made.tiling.take(devices.first(array))", "made.tiling.take(array)",
+        "parallel/strategy/tpu/test_split.py", 4,
     ),
 )
