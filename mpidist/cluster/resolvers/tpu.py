@@ -6,6 +6,7 @@ import functools
 import logging
 
 from mpidist.cluster.resolvers.mpi import MPIClusterResolver
+from mpidist.comm.group.communicator import Communicator
 from mpidist.first_rank import is_chief
 
 logger = logging.getLogger("mpidist")
@@ -18,13 +19,17 @@ class TPUClusterResolver(MPIClusterResolver):
         tpu: An address, for code written for TensorFlow; one line of the log says that it is not used.
         zone: Not used, like the next one.
         project: Not used.
+        communicator: See `MPIClusterResolver`.
     """
 
-    def __init__(self, tpu: object = None, zone: object = None, project: object = None) -> None:
+    def __init__(
+        self, tpu: object = None, zone: object = None, project: object = None, *,
+        communicator: Communicator | None = None,
+    ) -> None:
         del zone, project
         if tpu:
             _say_unused(str(tpu))
-        super().__init__()
+        super().__init__(communicator)
 
     @staticmethod
     def connect(tpu: object = None, zone: object = None, project: object = None) -> TPUClusterResolver:

@@ -140,7 +140,7 @@ def distribute_datasets_from_function(
             )
         return dataset_fn(input_context)
 
-    dataset = together(communicator, f"{FROM_FUNCTION}: dataset_fn", call)
+    dataset = together(communicator if everyone is None else everyone, f"{FROM_FUNCTION}: dataset_fn", call)
     return DistributedDataset(
         dataset, communicator, options=options, presharded=True, namespace=namespace, everyone=everyone
     )

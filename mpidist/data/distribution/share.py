@@ -104,10 +104,13 @@ def share_dataset(dataset: Dataset, communicator: Communicator, everyone: Commun
         MismatchError: The ranks' datasets differ in length, batch size, seeds or files.
     """
     rank, size = communicator.rank, communicator.size
-    policy, whole = together(communicator, FROM_DATASET, lambda: _prepare(dataset, size))
+    policy, whole = together(everyone, FROM_DATASET, lambda: _prepare(dataset, size))
     pipeline = _pipeline_of(whole, policy, size, rank)
-    facts = communicator.all_gather_object(_facts_of(pipeline, policy.name))
-    require_same([fact.policy for fact in facts], "the auto-shard policy of a dataset", "Set it on all ranks.")
+    own = _facts_of(pipeline, policy.name)
+    facts = communicator.all_gather_object(own)
+    # Where a replica has several ranks, all of them must read the same examples.
+    known = facts if everyone is communicator else everyone.all_gather_object(own)
+    require_same([fact.policy for fact in known], "the auto-shard policy of a dataset", "Set it on all ranks.")
     # Under DATA all ranks follow one stream, so even its length must agree; else each rank follows a shard of its own.
     is_one_stream = policy is AutoShardPolicy.DATA
     if policy is not AutoShardPolicy.OFF:
@@ -117,7 +120,7 @@ def share_dataset(dataset: Dataset, communicator: Communicator, everyone: Commun
                     fact.cardinality if is_one_stream else None, fact.batch_sizes, fact.given_seeds,
                     fact.shuffles if is_one_stream else None, fact.files,
                 )
-                for fact in facts
+                for fact in known
             ],
             f"{FROM_DATASET}: (cardinality, batch sizes, seeds of shuffles, shuffles, lists of files) of the dataset",
             f"Give every rank the same dataset; where ranks have data of their own use {FROM_FUNCTION}",
@@ -144,8 +147,11 @@ def take_dataset(dataset: Dataset, communicator: Communicator, everyone: Communi
         TypeError: `dataset` is not a `Dataset`.
         ValueError: Lengths differ and the datasets are not batched.
     """
-    pipeline = together(communicator, FROM_FUNCTION, lambda: _checked(dataset, FROM_FUNCTION)).pipeline
-    facts = communicator.all_gather_object(_facts_of(pipeline, "NONE"))
+    pipeline = together(everyone, FROM_FUNCTION, lambda: _checked(dataset, FROM_FUNCTION)).pipeline
+    own = _facts_of(pipeline, "NONE")
+    facts = communicator.all_gather_object(own)
+    if everyone is not communicator:
+        _require_same_pieces(everyone.all_gather_object((communicator.rank, own)))
     counts = _counts(facts)
     if len(set(counts)) > 1 and not all(fact.is_batched for fact in facts):
         raise mark_shared(unbatched_error(f"the ranks' datasets have different lengths {counts!r}"))
@@ -267,6 +273,20 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
         shuffles=tuple(seed.use for seed in seeds),
         files=file_digests(pipeline),
     )
+
+
+def _require_same_pieces(everyone: list[tuple[int, _Facts]]) -> None:
+    """Raise MismatchError unless ranks that have the same piece, since they are of one replica, read the same."""
+    for piece in sorted({number for number, _ in everyone}):
+        require_same(
+            [
+                (fact.cardinality, fact.batch_sizes, fact.given_seeds, fact.shuffles, fact.files)
+                for number, fact in everyone if number == piece
+            ],
+            f"{FROM_FUNCTION}: (cardinality, batch sizes, seeds of shuffles, shuffles, lists of files) of the dataset "
+            f"of the ranks of replica {piece}",
+            "Make the dataset from `input_pipeline_id`, and not from the rank.",
+        )
 
 
 def _adopt_seeds(

@@ -125,7 +125,9 @@ class TPUStrategy(Strategy):
         replicas = Replicas(groups.column, communication_options, everyone=groups.everyone)
         self.logical_devices = LogicalDevices(groups.replica, replicas.options)
         arena = LogicalArena(replicas, self.logical_devices, shared=shared, on_gpu=on_gpu)
-        resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
+        resolver = tpu_cluster_resolver
+        if resolver is None:
+            resolver = TPUClusterResolver(communicator=groups.everyone)
         super().__init__(replicas, arena, cluster_resolver=resolver, namespace=arena.namespace)
         self._settle(TPUStrategy)
 

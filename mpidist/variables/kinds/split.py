@@ -142,17 +142,17 @@ class SplitVariable(BaseVariable):
         """Collective. See `BaseVariable.load`: each rank reads the rows of the part of its tile that it writes."""
         start, stop = self.tile.loaded_here if isinstance(self.tile, MirroredVariable) else (0, self.tile.size)
         data = together(
-            self.group, f"reading variable {self.name!r}", lambda: self._checked(self.tiling.read(read, start, stop))
+            self.group, f"reading variable {self.name!r}",
+            lambda: self._checked(self.tiling.read(read, start, stop), stop - start),
         )
-        if data.size != stop - start:
-            raise ValueError(f"variable {self.name!r}: expected {stop - start} elements, got {data.size}")
         self.tile.load(lambda low, high: data[low - start : high - start])
 
-    def _checked(self, data: AnyArray) -> AnyArray:
-        if not np.can_cast(data.dtype, self.saved_dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r}: reading must give values that cast to {self.saved_dtype}, got {data.dtype}. "
-                "Check what `read` returns"
+    def _checked(self, data: AnyArray, count: int) -> AnyArray:
+        if data.size != count or not np.can_cast(data.dtype, self.saved_dtype, "same_kind"):
+            kind = ValueError if data.size != count else TypeError
+            raise kind(
+                f"variable {self.name!r}: reading must give {count} values that cast to {self.saved_dtype}, got "
+                f"{data.size} of {data.dtype}. Check what `read` returns"
             )
         return data
 

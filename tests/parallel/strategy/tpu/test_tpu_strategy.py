@@ -142,6 +142,30 @@ def test_the_ranks_of_a_replica_get_the_same_batches(communicator: Communicator,
         assert places == [mpidist.InputContext(n, replica, n)]
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_of_a_replica_with_other_datasets_are_one_error(communicator: Communicator) -> None:
+    with make_tpu(communicator) as strategy:
+        device = strategy.logical_devices.device
+
+        def make(_: mpidist.InputContext) -> mpidist.data.Dataset:
+            return mpidist.data.Dataset.range(8 + device).batch(2)
+
+        def fail(_: mpidist.InputContext) -> mpidist.data.Dataset:
+            if communicator.rank == communicator.size - 1:
+                raise ValueError("no such file")
+            return mpidist.data.Dataset.range(8).batch(2)
+
+        for match, call in (
+            ("of the ranks of replica 0", lambda: strategy.distribute_datasets_from_function(make)),
+            ("no such file", lambda: strategy.distribute_datasets_from_function(fail)),
+            ("of the dataset must be the same on all ranks", lambda: strategy.experimental_distribute_dataset(
+                mpidist.data.Dataset.range(8 + device).batch(4))),
+        ):
+            with pytest.raises(ValueError, match=match) as caught:
+                call()
+            everywhere(communicator, caught.value)
+
+
 def test_without_an_assignment_each_rank_is_a_replica(communicator: Communicator) -> None:
     resolver = TPUClusterResolver(tpu="grpc://10.240.1.2:8470")
     for make in (mpidist.TPUStrategy, mpidist.experimental.TPUStrategy):
