@@ -22,8 +22,11 @@ MAX_MODULES = 15
 # Of the package, by a program of one rank: 177 and 201 when nothing waited for its first use.
 MAX_LOADED = 110
 MAX_LOADED_BY_A_STEP = 165
-# TensorFlow has one name for two classes, in two of its namespaces.
-OF_ONE_NAME = {"MultiWorkerMirroredStrategy": {"experimental.py", "strategy/multi_worker.py"}}
+# TensorFlow has one name for two classes each, in two of its namespaces.
+OF_ONE_NAME = {
+    "MultiWorkerMirroredStrategy": {"experimental.py", "strategy/multi_worker.py"},
+    "TPUStrategy": {"experimental.py", "strategy/tpu/strategy.py"},
+}
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
