@@ -49,7 +49,7 @@ ROWS = {
     "arrays in a CUDA-aware MPI": "collectives.test_reductions[cuda-aware",
     "NCCL": "collectives.test_reductions[nccl",
     "reductions in the background": "collectives.test_a_reduction_in_the_background",
-    "batches on their way to a GPU": "input.test_kernels",
+    "batches that are copied to a GPU": "input.test_kernels",
     "metrics": "metrics.test_a_metric",
     "fused updates": "fused_updates.test_an_update",
     "training": "variables.test_an_optimizer",

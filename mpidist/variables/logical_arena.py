@@ -80,12 +80,12 @@ class LogicalArena(Arena):
 
     @override
     def combine(self, array: AnyArray, op: ReduceOp) -> AnyArray:
-        """Collective. See `ArenaMemory.combine`; the array of logical device 0 stands for its replica."""
+        """Collective. See `ArenaMemory.combine`; the array of logical device 0 is that of its replica."""
         return self.devices.first(self.replicas.collective.all_reduce(array, op))
 
     @override
     def combine_rows(self, rows: IndexedSlices, op: ReduceOp) -> IndexedSlices:
-        """Collective. See `ArenaMemory.combine_rows`; the rows of logical device 0 stand for its replica."""
+        """Collective. See `ArenaMemory.combine_rows`; the rows of logical device 0 are those of its replica."""
         return self.devices.lead("reducing rows", lambda: reduce_slices(self.replicas.collective, op, rows))
 
     @override

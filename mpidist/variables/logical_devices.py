@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class LogicalDevices(Resource):
-    """The ranks of this rank's replica: each is a logical device.
+    """Collective over them. The ranks of this rank's replica: each is a logical device.
 
-    Collective over them. Args:
+    Args:
         communicator: The ranks, in the order of the logical devices. They are closed with this object.
         options: The options of the strategy, which all ranks agree on.
 
@@ -35,8 +35,6 @@ class LogicalDevices(Resource):
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
         self.communicator = communicator
         self.device, self.count = communicator.rank, communicator.size
-        # Interrupts travel with the calls that all ranks of the strategy make.
-        communicator.order.is_part = True
         owner = communicator.order.deal("strategy")
         self.collective = selection.choose(communicator, replace(options, wire_dtype=None), owner)
 
@@ -47,7 +45,7 @@ class LogicalDevices(Resource):
     def lead(self, name: str, function: Callable[[], T]) -> T:
         """Collective. Call `function` on logical device 0; all ranks of the replica get its value, or its error.
 
-        Where the values of replicas are combined outside `run`, that of logical device 0 stands for its replica: those
+        Where the values of replicas are combined outside `run`, that of logical device 0 is that of its replica: those
         of the others may differ in the last bit, and their results must not.
 
         Args:

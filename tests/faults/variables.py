@@ -353,12 +353,12 @@ FAULTS = (
     Fault(
         "the values of all logical devices are combined", "variables/logical_arena.py",
         "return self.devices.first(self.replicas.collective.all_reduce(array, op))",
-        "return self.collective.all_reduce(array, op)", "parallel/strategy/tpu", 4,
+        "return self.collective.all_reduce(array, op)", "parallel/strategy/tpu/test_tpu_strategy.py", 4,
     ),
     Fault(
         "each logical device has the value of its own", "variables/logical_devices.py",
         "return array if self.count == 1 else self.collective.broadcast(array)", "return array",
-        "parallel/strategy/tpu", 4,
+        "parallel/strategy/tpu/test_tpu_strategy.py", 4,
     ),
     Fault(
         "norms are those of this logical device's tiles", "variables/step/variable_pass.py",

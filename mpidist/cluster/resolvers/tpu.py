@@ -13,9 +13,9 @@ logger = logging.getLogger("mpidist")
 
 
 class TPUClusterResolver(MPIClusterResolver):
-    """Describes the ranks of the job as a cluster; the launcher says who takes part, and an address is not used.
+    """Collective. Describes the ranks of the job as a cluster. The launcher chooses the ranks; an address is not used.
 
-    Collective. Args:
+    Args:
         tpu: An address, for code written for TensorFlow; one line of the log says that it is not used.
         zone: Not used, like the next one.
         project: Not used.

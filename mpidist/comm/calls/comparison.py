@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpidist.comm.calls import text as call_text
 from mpidist.comm.calls.signature_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
 from mpidist.comm.calls.text import HINT, UNKNOWN, mismatch, owned_by, taken, told, where_called
-from mpidist.comm.calls.wide_page import WidePage
 from mpidist.errors import MismatchError, RankError, mark_shared
 from mpidist.recorder.calls import Calls, describe
 
@@ -80,7 +79,7 @@ class CallComparison:
             self._messages, self.is_across = messages, True
         if page is not None:
             self.page, self._words, self._own, self._others = page, page.words, page.own, page.looked_at
-            self._tell = page.tell if isinstance(page, WidePage) else None
+            self._tell = page.tell if page.is_wide else None
 
     def show_call(self) -> None:
         """Local. Let the end of this call compare it: all ranks will have come, but not by the node's barrier."""

@@ -98,6 +98,9 @@ class CallPage:
         """
         return any((mark ^ other) & HASH for other in self._marks(number))
 
+    def tell(self, number: int) -> None:
+        """Local. Nothing where every rank looks at all others; see `WidePage.tell`."""
+
     def sees_difference(self, number: int, mark: int) -> bool:
         """Local. As `differs`, in a rank that waits: a difference that it alone has seen counts, too."""
         return self.differs(number, mark)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpidist.comm.calls.rank_tree import children_of, is_flat, parent_of
+from mpidist.comm.calls.rank_tree import children_of, parent_of
 from mpidist.comm.calls.signature_page import FLAG, HASH, NUMBER, PAGE_BYTES, WIDE_WORDS, CallPage, order_stores
 
 
@@ -94,8 +94,3 @@ class WidePage(CallPage):
             if (word ^ mark) & HASH and word // NUMBER == number:
                 return True
         return False
-
-
-def open_page(memory: memoryview, ranks: Sequence[int], place: int) -> CallPage:
-    """Local. The page of a node; takes the arguments of `CallPage`."""
-    return (CallPage if is_flat(len(ranks)) else WidePage)(memory, ranks, place)

@@ -159,10 +159,10 @@ class Communicator(Resource, Protocol):
         """
         ...
 
-    def split(self, color: int, key: int = 0) -> Communicator:
+    def split(self, color: int, key: int = 0, *, is_part: bool = False) -> Communicator:
         """Collective. A communicator of the ranks with the same color, ordered by key, then by rank.
 
-        The caller closes it.
+        The caller closes it. With `is_part` its calls raise no interrupts: all ranks of this one make other calls.
         """
         ...
 

@@ -293,10 +293,10 @@ class MpiCommunicator(Communicator):
         self.require_whole("duplicating a communicator")
         return cast(MPI.Intracomm, self.mpi.Dup())
 
-    def split(self, color: int, key: int = 0) -> Communicator:
-        """Collective. A communicator of the ranks with the same color."""
+    def split(self, color: int, key: int = 0, *, is_part: bool = False) -> Communicator:
+        """Collective. See `Communicator.split`."""
         with self._opens("splitting a communicator"):
-            return MpiCommunicator(self.mpi.Split(color, key), node_color=self._node_color)
+            return MpiCommunicator(self.mpi.Split(color, key), node_color=self._node_color, is_part=is_part)
 
     def _end(self, *, is_collective: bool) -> None:
         lane = [] if self._lane is None else [self._lane]

@@ -92,7 +92,7 @@ class SoloCommunicator(Communicator):
             self._owned.pop(0).Free()
 
     @override
-    def split(self, color: int, key: int = 0) -> Communicator:
+    def split(self, color: int, key: int = 0, *, is_part: bool = False) -> Communicator:
         """Collective. Another communicator of one rank."""
         return SoloCommunicator()
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpidist.comm.calls.rank_tree import is_flat
-from mpidist.comm.calls.signature_page import PAGE_BYTES
-from mpidist.comm.calls.wide_page import open_page
+from mpidist.comm.calls.signature_page import PAGE_BYTES, CallPage
 from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.communicator import Communicator
 
 if TYPE_CHECKING:
     from mpidist.comm.calls.messages import CallMessages
+    from mpidist.comm.calls.wide_page import WidePage
     from mpidist.comm.memory.node_barrier import NodeBarrier
     from mpidist.comm.memory.node_memory import NodeMemory
     from mpidist.comm.memory.tree_barrier import TreeBarrier
@@ -23,6 +23,7 @@ else:
     CallMessages = at_first_use("mpidist.comm.calls.messages", "CallMessages")
     NodeBarrier = at_first_use("mpidist.comm.memory.node_barrier", "NodeBarrier")
     NodeMemory = at_first_use("mpidist.comm.memory.node_memory", "NodeMemory")
+    WidePage = at_first_use("mpidist.comm.calls.wide_page", "WidePage")
     TreeBarrier = at_first_use("mpidist.comm.memory.tree_barrier", "TreeBarrier")
 
 # On x86 all ranks see a rank's stores in their order, and loads are done in theirs (Intel SDM 3A, 9.2.2). On other
@@ -47,8 +48,9 @@ def show_calls(communicator: Communicator) -> None:
         with contextlib.suppress(OSError):
             memory = NodeMemory(communicator, PAGE_BYTES * max(communicator.node_sizes)).bytes
             ranks, cores = zip(*node.all_gather_object((communicator.rank, own_cores())), strict=True)
-            page = open_page(memory.data.cast("B"), ranks, node.rank)
-            barrier = (NodeBarrier if is_flat(node.size) else TreeBarrier)(node, page, order, count_cores(cores))
+            kinds = (CallPage, NodeBarrier) if is_flat(node.size) else (WidePage, TreeBarrier)
+            page = kinds[0](memory.data.cast("B"), ranks, node.rank)
+            barrier = kinds[1](node, page, order, count_cores(cores))
     if page is None or len(communicator.node_sizes) > 1:
         messages = CallMessages(communicator.open_max(), communicator.all_gather_object)
     order.show(page, barrier, messages)

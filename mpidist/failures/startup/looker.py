@@ -70,7 +70,7 @@ class Looker:
                     return found
         self._size = size
         if self._name is None and not self._budget.is_free(size):
-            # Nobody looks for the others, and each one looks at all.
+            # No rank looks for the others: each would look at all of them.
             return None
         return self._look(page)
 
@@ -167,7 +167,7 @@ def _holder(name: str) -> int:
     """The process of this user that has a name; 0 if there is none."""
     try:
         with socket.socket(socket.AF_UNIX) as one:
-            # Nobody accepts: that it listens is enough.
+            # The socket is never accepted: it is enough that the other process listens.
             one.setblocking(False)
             one.connect(name)
             data = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

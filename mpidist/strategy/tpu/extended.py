@@ -13,7 +13,7 @@ class LogicalExtended(StrategyExtended):
     """The methods for library code where a replica has several ranks.
 
     `all_reduce_async` combines the values of the same logical device of all replicas, in either context. In all other
-    methods the value of logical device 0 stands for its replica.
+    methods the value of logical device 0 is that of its replica.
     """
 
     __slots__ = ()

@@ -43,7 +43,7 @@ class Groups(NamedTuple):
         everyone: All ranks, replica after replica.
         column: This logical device of all replicas, in their order.
         replica: The logical devices of this rank's replica, in their order.
-        opened: Those that were made for this strategy, to be closed with it.
+        opened: The communicators that were created for this strategy; it closes them.
     """
 
     everyone: Communicator
@@ -53,7 +53,7 @@ class Groups(NamedTuple):
 
 
 class TPUStrategy(Strategy):
-    """A replica is a group of ranks, its logical devices, among which a model can be split.
+    """Collective. A replica is a group of ranks, its logical devices, among which a model can be split.
 
     By default each rank is a replica, as under `MultiWorkerMirroredStrategy`. A device assignment makes groups:
 
@@ -65,14 +65,14 @@ class TPUStrategy(Strategy):
         strategy = mpidist.TPUStrategy(resolver, experimental_device_assignment=assignment)   # mpirun -n 8
 
     All ranks of a replica get the same batch. In `reduce`, `gather`, `gather_object` and metrics the value of logical
-    device 0 stands for its replica, and every rank gets the result. Inside `run`, `all_reduce` and `all_gather` combine
+    device 0 is that of its replica, and every rank gets the result. Inside `run`, `all_reduce` and `all_gather` combine
     the values of the same logical device of all replicas, and `logical_all_reduce` and its kin those of the logical
     devices of this replica.
 
     A variable is one over all ranks; of its gradients, and of values that replicas write to it, those of logical
     device 0 count. `mpidist.Variable(value, partition_dimensions=[1, 2])` has a tile on each logical device.
 
-    Collective. Args:
+    Args:
         tpu_cluster_resolver: Describes the cluster; default: `TPUClusterResolver()`. It does not say who takes part.
         experimental_device_assignment: Which ranks make a replica. It takes all ranks.
         experimental_spmd_xla_partitioning: There is no compiler that splits a program: True is an error.
@@ -136,12 +136,12 @@ class TPUStrategy(Strategy):
         end_all([self.logical_devices, *self._groups.opened], is_collective=is_collective)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
-        """Collective. See `Strategy.reduce`; the value of logical device 0 stands for its replica."""
+        """Collective. See `Strategy.reduce`; the value of logical device 0 is that of its replica."""
         self._require_cross_replica()
         return self.logical_devices.lead("reduce", lambda: super(TPUStrategy, self).reduce(reduce_op, value, axis))
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Collective. See `Strategy.gather`; the value of logical device 0 stands for its replica."""
+        """Collective. See `Strategy.gather`; the value of logical device 0 is that of its replica."""
         entry = context.innermost()
         if entry is None or entry.replica_context is None:
             self._require_cross_replica()
@@ -149,7 +149,7 @@ class TPUStrategy(Strategy):
         return super().gather(value, axis)
 
     def gather_object(self, value: T) -> list[T]:
-        """Collective. See `Strategy.gather_object`; the value of logical device 0 stands for its replica."""
+        """Collective. See `Strategy.gather_object`; the value of logical device 0 is that of its replica."""
         self._require_cross_replica()
         return self.logical_devices.lead("gather_object", lambda: super(TPUStrategy, self).gather_object(value))
 
@@ -290,7 +290,6 @@ def _group(ranks: Communicator, assignment: DeviceAssignment) -> Groups:
     if count == 1:
         return Groups(everyone, everyone, SoloCommunicator(), tuple(opened))
     replica, device = divmod(place, count)
-    column = everyone.split(device, replica)
     # Interrupts travel with the calls that all ranks make.
-    column.order.is_part = True
-    return Groups(everyone, column, everyone.split(replica, device), (column, *opened))
+    column = everyone.split(device, replica, is_part=True)
+    return Groups(everyone, column, everyone.split(replica, device, is_part=True), (column, *opened))
