@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -155,12 +156,13 @@ def test_ranks_of_a_replica_with_other_datasets_are_one_error(communicator: Comm
                 raise ValueError("no such file")
             return mpidist.data.Dataset.range(8).batch(2)
 
-        for match, call in (
+        calls: list[tuple[str, Callable[[], object]]] = [
             ("of the ranks of replica 0", lambda: strategy.distribute_datasets_from_function(make)),
             ("no such file", lambda: strategy.distribute_datasets_from_function(fail)),
             ("of the dataset must be the same on all ranks", lambda: strategy.experimental_distribute_dataset(
                 mpidist.data.Dataset.range(8 + device).batch(4))),
-        ):
+        ]
+        for match, call in calls:
             with pytest.raises(ValueError, match=match) as caught:
                 call()
             everywhere(communicator, caught.value)
