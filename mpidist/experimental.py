@@ -41,9 +41,9 @@ class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
 
 
 class TPUStrategy(tpu_strategy.TPUStrategy):
-    """`mpidist.TPUStrategy` with the older names of arguments.
+    """Collective. `mpidist.TPUStrategy` with the older names of arguments.
 
-    Collective. Args:
+    Args:
         tpu_cluster_resolver: Describes the cluster.
         device_assignment: Which ranks make a replica.
     """
