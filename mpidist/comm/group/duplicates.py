@@ -91,21 +91,21 @@ def _open(mpi: MPI.Intracomm, known: tuple[Process, ...]) -> MpiCommunicator:
     mpi.Set_errhandler(MPI.ERRORS_RETURN)
     # Errors between processes without a common communicator are reported there: a death must not end this process.
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-    missing = descriptors_missing()
-    here = missing and f"({MPI.Get_processor_name()}): {missing}"
-    told = gather_objects(mpi, (ending.is_switched_off(), here))
+    here = this_process(MPI.Get_processor_name())
+    told = gather_objects(mpi, (here, ending.is_switched_off(), descriptors_missing()))
+    processes = [process for process, _, _ in told]
     # Before more is done: what fails on one rank from here on ends the job.
     # One rank's environment counts for all: a rank without hooks takes no leave, and others would wait for it.
-    if not any(is_off for is_off, _ in told):
+    if not any(is_off for _, is_off, _ in told):
         prepare_end(mpi)
-    for rank, (_, why) in enumerate(told):
+    for rank, (process, _, why) in enumerate(told):
         if why:
-            raise mark_shared(OSError(errno.EMFILE, f"opening a communicator: rank {rank} {why}"))
+            raise mark_shared(OSError(errno.EMFILE, f"opening a communicator: rank {rank} ({process.host}): {why}"))
     WATCH.refuse_children()
-    # It learns of the processes, which nobody else need tell.
+    # Before the nodes are known: MPI may count the ranks of a host as several.
+    WATCH.watch(processes, mpi.rank)
+    WATCH.take_notices(has_other_hosts=len({process.host for process in processes}) > 1)
     communicator = MpiCommunicator(mpi, known=known)
-    WATCH.watch(communicator.processes, mpi.rank)
-    WATCH.take_notices(has_other_hosts=len({process.host for process in communicator.processes}) > 1)
     communicator.is_shared = True
     return communicator
 

@@ -98,7 +98,7 @@ def introduce(mpi: Any, node_color: int | None, words: RankWords) -> tuple[Any, 
     """
     if node_color is None:
         node = mpi.Split_type(importlib.import_module("mpi4py.MPI").COMM_TYPE_SHARED, key=mpi.rank)
-        leader = 0
+        leader = mpi.rank
         for folder, has_name in ways():
             file = None
             # If the file cannot be made, the other ranks cannot open it.
