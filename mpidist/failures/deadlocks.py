@@ -25,24 +25,24 @@ from mpidist.recorder.time_limits import TICK_SECONDS, warn_seconds
 _LOST = "other ranks have left this call and wait for this rank in a later one: its messages went to another call"
 _NOT_HERE = "other ranks have left this call before this part of it: its messages went to another call"
 _DIFFERENT = "the ranks are in different calls"
-# What is seen in so many looks counts. On another host a file may be a second old. A rank whose messages went to
-# another call may need time to come out of its own. An error on another rank tells more, and is printed first.
-# Ranks in calls of one name may be about to find out by themselves, where all of them have come.
+# Numbers of successive checks that must find a deadlock before it is reported. A file of another host may be a second
+# old. A rank whose messages went to another call may need time to leave its own. An error on another rank explains
+# more, and is printed first. Ranks in calls of one name may detect the difference themselves once all have arrived.
 _LOOKS, _NAMESAKE_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 2, 4, 5, 8
-# A rank that waits in a barrier of its node notes that again and again. This is less than the time between two looks:
-# if both find it there, it has waited all the time.
+# A rank that waits in a barrier of its node repeatedly notes the time. This is less than the time between two checks:
+# if both find such a note, the rank has waited all the time.
 _IN_BARRIER_SECONDS = 0.5 * TICK_SECONDS
-# No network was seen to move fewer bytes in a second.
+# Bytes per second of the slowest network that was measured.
 _SLOWEST = 1e7
 
 
-# Gives, for the identity of a communicator, its ranks that have shown another call of this number, or left one in the
-# middle; and what is known of that.
+# Returns, for the identity of a communicator, its ranks that have shown another call of this number, or left one in the
+# middle; and a description of the difference.
 Differing = Callable[[int], tuple[Sequence[int], str]]
 
 
 def unknown(identity: int) -> tuple[Sequence[int], str]:
-    """Local. Nothing: a `Differing` where calls are not compared."""
+    """Local. No ranks: a `Differing` where calls are not compared."""
     del identity
     return (), ""
 
@@ -51,11 +51,11 @@ class Reason(NamedTuple):
     """A reason why a rank is deadlocked.
 
     Attributes:
-        why: In words.
-        blamed: The ranks that are to blame.
-        number: Changes with the calls.
-        looks: In so many looks it must be the same.
-        seen_by_all: Whether those to blame see it, too, where they wait.
+        why: Text for the report.
+        blamed: The ranks that cause the deadlock.
+        number: A number that changes with the calls.
+        looks: Number of successive checks that must find this reason.
+        seen_by_all: Whether the blamed ranks can see this reason, too, where they wait.
     """
 
     why: str
@@ -66,14 +66,14 @@ class Reason(NamedTuple):
 
 
 class View(NamedTuple):
-    """A rank's view of the others.
+    """A rank's view of the other ranks.
 
     Attributes:
         me: This rank.
-        peers: The others.
-        waits: By communicator: in what this rank waits, and since when.
+        peers: The other ranks.
+        waits: This rank's waits by communicator: the call and its begin.
         counts_deaths: Whether a dead rank counts as one that has ended.
-        differing: The ranks that have shown another call.
+        differing: A function that returns the ranks that have shown another call.
         mine: The state of this rank on a communicator, by its identity.
         now: The time.
     """
@@ -88,12 +88,12 @@ class View(NamedTuple):
 
 
 def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reason | None:
-    """Local. The reason why this rank can never continue; None if there is none, as far as it sees.
+    """Local. The reason why this rank can never continue; None if this rank sees none.
 
     Args:
         view: The view of this rank.
-        waiting: The communicators on which it waits, the outermost call first.
-        late: The ranks that it waits for.
+        waiting: The communicators on which this rank waits, the outermost call first.
+        late: The ranks that this rank waits for.
     """
     for calls in waiting:
         for reason in _reasons(view, calls):
@@ -117,14 +117,14 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
     wrong = elsewhere(state, others, identity)
     others_named = [peer for peer in wrong if not may_have_one_name(state % NEXT, (peer.state(identity) or 0) % NEXT)]
     if not have_all_come:
-        # Calls of one name: where the last rank has come, all may find out by themselves that they differ.
+        # Calls of one name: once the last rank has arrived, the ranks may detect the difference themselves.
         wrong = others_named
     if wrong:
         number = hash((state, *(peer.state(identity) for peer in wrong)))
         looks = _LOOKS if others_named else _NAMESAKE_LOOKS
         yield Reason(_DIFFERENT, tuple(peer.key for peer in wrong), number, looks)
     yield from _inside(calls, state, others, view.now, have_all_come=have_all_come)
-    # Of deaths `ending` takes care, if it may.
+    # `ending` handles deaths, unless it is switched off.
     gone = [
         peer for peer in missing(state, others, identity)
         if (peer.why_gone() if view.counts_deaths else peer.has_ended())
@@ -135,7 +135,7 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
     blamed = [peer.key for rank in ranks for peer in others if peer.key == calls.members[rank]]
     if blamed:
         yield Reason(why, tuple(blamed), state, _ERROR_LOOKS)
-    # Its data may still be on their way.
+    # This rank's data may still be in transit.
     patience = warn_seconds() + byte_count(calls.innermost) / _SLOWEST
     if view.now - since > patience and _is_lost(view, calls, state):
         gone_on = (peer for peer in others if peer.state(identity) != state)
@@ -148,7 +148,7 @@ def _inside(
     """The reasons in the calls inside the one in which this rank waits."""
     mine = calls.words[INNER:PLACE_WORDS].tolist()
     if calls.words[STATE] != state:
-        # It has come out meanwhile, and the words may be of another call.
+        # This rank has left the call meanwhile, and the words may describe another call.
         return
     different, gone_on = elsewhere_inside(state, mine, others, calls.identity)
     few = _LOOKS
@@ -161,7 +161,7 @@ def _inside(
     for why, wrong in ((_DIFFERENT, different), (_NOT_HERE, gone_on)):
         if wrong:
             states = [peer.state(calls.identity) or 0 for peer in wrong]
-            # A rank that an exception has led out of a call may be about to print it.
+            # A rank that has left a call with an exception may be about to print it.
             has_failed = any(
                 not other % NEXT and (words := peer.inner(calls.identity)) and words[FAILED]
                 for peer, other in zip(wrong, states, strict=True)
@@ -175,7 +175,7 @@ def _inside(
 
 def _is_lost(view: View, calls: Calls, state: int) -> bool:
     others = others_of(calls, view.peers)
-    # All of them must be seen.
+    # This rank must see all other ranks: an unseen one could still send the data.
     return (
         calls.identity != START and calls.is_exchange and len(others) == len(calls.members) - 1
         and is_left_behind(view.me, state, others, calls.identity)

@@ -59,7 +59,7 @@ def this_process(host: str) -> Process:
     Args:
         host: The name of this host.
     """
-    namespace = ""  # a process without one is not watched: its number could be another process's elsewhere
+    namespace = ""  # without a name space a process is not watched: another process may have its number elsewhere
     with contextlib.suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
     return Process(host, os.getpid(), namespace)
@@ -116,7 +116,7 @@ class DeathWatch:
         self._ask_mpi = ask_mpi
 
     def stop(self) -> None:
-        """Local. Stop to watch: a rank that ends from now on has notified the others."""
+        """Local. Stop watching: a rank that ends from now on has notified the others."""
         self._on_death = None
 
     def refuse_calls(self) -> None:
@@ -172,11 +172,11 @@ class DeathWatch:
             poll.register(descriptor, select.EPOLLIN)
 
     def watches(self, process: Process) -> bool:
-        """Local. Whether this process watches another one for its end."""
+        """Local. Whether this process watches another process."""
         return self._on_death is not None and process in self._known
 
     def end(self, process: Process) -> None:
-        """Local. Kill a process that is watched and has not ended; nothing if it is none."""
+        """Local. Kill a process if it is watched and has not ended."""
         for descriptor, (watched, _) in self._watched.copy().items():
             if watched == process:
                 # By the descriptor, since the number may belong to a new process by now.
@@ -188,11 +188,11 @@ class DeathWatch:
         return "" if (descriptor := self._ended.get(process, -1)) < 0 else how_ended(descriptor)
 
     def may_have_ended(self, process: tuple[str, int, str]) -> bool:
-        """Local. Whether a process has ended, or its end would not be known here."""
+        """Local. Whether a process has ended, or this process would not detect its end."""
         return Process(*process) in self._ended or Process(*process) not in self._known
 
     def lost(self, processes: Iterable[Process]) -> list[str]:
-        """Local. The names of the dead among some processes, with this one, and of dead ranks of unknown process."""
+        """Local. Names of the dead among some processes, this one included, and of dead ranks of unknown process."""
         if not self.dead:
             return []
         chosen = set(processes)

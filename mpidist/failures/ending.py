@@ -1,12 +1,11 @@
-"""The end of a job: one rank fails, some rank dies, or all ranks leave together.
+"""The end of a job: one rank fails, some rank dies, or all ranks end together.
 
-- A rank fails: its traceback is printed once and whole, and every rank stops. With MPI alone the others would wait for
-  ever.
-- A rank dies, and the launcher lets the others live: they end with an error that names it. Nothing collective is done
-  any more, MPI is not finalized, and the program's exit functions run before the process ends.
+- A rank fails: its traceback is printed once and whole, and every rank stops. With MPI alone the others would hang.
+- A rank dies, and the launcher does not end the others: they end with an error that names the dead rank. They make no
+  further collective calls, MPI is not finalized, and the program's exit functions run before the process ends.
 - All ranks end: they wait for each other, and MPI is finalized.
 
-`MPIDIST_ABORT=0` in the environment of any rank switches all of this off, for all of them.
+`MPIDIST_ABORT=0` in the environment of any rank switches all of this off on all ranks.
 """
 
 from __future__ import annotations
@@ -38,26 +37,25 @@ from mpidist.observe.output import flush, say
 from mpidist.observe.trace import TRACE
 from mpidist.recorder.time_limits import limit_seconds, warn_seconds
 
-# Where all ranks raise the same error, rank 0 prints it. The others wait so long for rank 0 to end the job, and then do
-# it themselves.
+# Where all ranks raise the same error, rank 0 prints it and ends the job. After this time another rank does so.
 GRACE_SECONDS = 5.0
-# MPICH's launcher Hydra was seen to drop output written just before an abort: a rank waits so long after its last line.
+# Pause after a rank's last line: MPICH's launcher Hydra was seen to drop output written just before an abort.
 FORWARD_SECONDS = 0.3
 # A mistake in the program often raises on every rank. Rank 0 prints first and ends the job; the other ranks wait one to
 # two times this long, in the order of ranks, so that most of them print nothing.
 TURN_SECONDS = 1.0
-# Ranks that wait for a rank that has left a call in the middle, and ended, have so long to end themselves.
+# Time for ranks to end themselves when they wait for a rank that has left a call in the middle, and ended.
 LEFT_SECONDS = 5.0
-# A rank that is not the first to speak waits so long for that one to end the job.
+# Time that the first rank which ends has for ending the job before another rank does so.
 LATER_SECONDS = 4.0
-# An error that was raised for a death may be handled for so long.
+# Time for the program to handle an error that reports a death.
 HANDLING_SECONDS = 60.0
-# Exit functions may take so long after a death.
+# Time for exit functions after a death.
 EXIT_SECONDS = 4.0
 
 
 class _Exit(SystemExit):
-    """The SystemExit that our `sys.exit` raises. Unlike SystemExit itself it can have a weak reference."""
+    """The SystemExit that mpidist's `sys.exit` raises. Unlike SystemExit itself it can have a weak reference."""
 
 
 class MpiFunctions(NamedTuple):
@@ -90,7 +88,7 @@ class _Ending:
         self.code: int | None = None
         self.watched: weakref.ref[_Exit] | None = None
         self.tolerates_deaths = self.leads = self.is_agreed = self.launcher_lets_live = False
-        # After a death: the program's own thread ends the process, or a thread of ours does.
+        # After a death: the program's own thread ends the process, or a background thread does.
         self.ends_itself = self.survivor_ends = False
         self.has_explained = self.has_failed = self.stands_apart = False
 
@@ -110,7 +108,7 @@ class _Ending:
             self.ends_itself = True
             mourned = self.mourned()
             if mourned:
-                # A rank that has failed and printed why ends before the launcher ends the others: they stay silent.
+                # If another rank has failed and printed its error, the launcher ends this one before it prints.
                 time.sleep(TURN_SECONDS)
             text = self._traceback(kind, error, trace)
             end = "the job ends" if self.leads and not WATCH.dead else "and ends alone"
@@ -121,12 +119,12 @@ class _Ending:
             end_later(HANDLING_SECONDS)
             return
         if isinstance(error, KeyboardInterrupt):
-            # On the rank that ends the job: one of them says so.
+            # The rank that ends the job reports this; rank 0 is first.
             time.sleep(TURN_SECONDS if self.rank else 0)
             self._end(INTERRUPTED, "interrupted")
-            return  # MPICH's abort may come back before its launcher ends this process
+            return  # MPICH's abort may return before its launcher ends this process
         if self.rank != 0:
-            # In the order of ranks; the first one that waits here ends the job.
+            # Ranks proceed in their order; the first one ends the job.
             turn = TURN_SECONDS * (1 + self.rank / self.size)
             time.sleep(GRACE_SECONDS + turn if is_shared(error) else turn)
         self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}")
@@ -150,7 +148,7 @@ class _Ending:
 
     def _watched_exit(self, code: object) -> _Exit:
         error = _Exit(code)
-        # 256 is 0 to the parent of this process: such a rank leaves in good order.
+        # The parent of this process sees the code 256 as 0: such a rank ends in good order.
         self.watched = weakref.ref(error, functools.partial(self._on_exit_freed, number_of(code)))
         return error
 
@@ -162,16 +160,16 @@ class _Ending:
             self.code = code
 
     def _take_kept_code(self) -> None:
-        # An exit that is not freed, though it has left the program: asyncio keeps it in the task that has raised it.
+        # An uncaught exit may stay alive: asyncio keeps it in the task that raised it.
         kept = None if self.watched is None else self.watched()
         if self.code is None and kept is not None and was_left():
             self.code = number_of(kept.code)
 
     def at_exit(self) -> None:
-        """Leave together with the other ranks, or end the job if this rank leaves with an exit code."""
+        """End together with the other ranks, or end the job if this rank ends with an exit code."""
         self._take_kept_code()
         if self.is_finalized() or self.survivor_ends:
-            # Where the program has finalized MPI itself, no rank can wait for this one any more.
+            # After the program has finalized MPI itself, no rank can wait for this one.
             return
         if os.getpid() != self.process:
             # mpi4py would finalize the MPI of this child's parent.
@@ -183,18 +181,18 @@ class _Ending:
             ends_alone = self.tolerates_deaths and not self.leads and not self.stands_apart
             if not self.is_agreed and self.code and ends_alone:
                 self.end_process(self.code)
-            # What all ranks have agreed on ends no rank in the middle of something.
+            # A code that all ranks have agreed on does not end the job: every rank ends by itself.
             if self.code and not self.is_agreed and not self.stands_apart:
                 self._end(self.code, "" if self.has_failed else f"{self.place} exited with {self.code}, the job ends")
             INTERRUPTS.show_calls()
             if leave_together(list(FAREWELLS.values()), self.wait_at_end):
                 for difference in INTERRUPTS.differences():
                     self._end(1, f"{self.place} has ended, but results are wrong: {difference}")
-                # A rank that ends from now on has told the others.
+                # A rank that ends from now on has notified the others.
                 WATCH.stop()
                 for last in LAST:
                     last()
-                # Not by mpi4py after the last exit function: no thread runs there that would see a death.
+                # mpi4py would end MPI after the last exit function, where no thread runs that could detect a death.
                 self.end_mpi()
                 return
         if mourns:
@@ -212,7 +210,7 @@ class _Ending:
         if WATCH.gone:
             self.end_process(self.known_code())
         if any(thread.daemon and not thread.name.startswith("mpidist") for thread in threading.enumerate()):
-            # It may call MPI until the interpreter has stopped it; mpi4py ends MPI after that.
+            # A daemon thread may call MPI until the interpreter has stopped it; mpi4py ends MPI after that.
             return
         done = threading.Event()
         threading.Thread(target=self._watch_end_of_mpi, args=(done,), name="mpidist-end", daemon=True).start()
@@ -223,26 +221,26 @@ class _Ending:
 
     def _watch_end_of_mpi(self, done: threading.Event) -> None:
         while not done.wait(TURN_SECONDS):
-            # Not a look into `/proc` at each of them: the kernel tells of the end of most.
+            # The kernel has reported most ends; only of the other processes are files in `/proc` read.
             gone = [peer for peer in WATCHDOG.peers() if WATCH.may_have_ended(peer.key)]
             dead = [peer.name for peer in gone if peer.has_died_at_end()]
-            # MPI may see it, and continue.
+            # MPI may detect the death, and return.
             if dead and not done.wait(DISCOVERY_SECONDS):
                 say(f"{self.place} leaves MPI_Finalize: {', '.join(dead)} died in it, after the end of the program")
                 self.end_process(1)
 
     def wait_at_end(self, seconds: float) -> None:
-        """Say why this rank waits at its end, once, or end the job.
+        """Report once why this rank waits at its end, or end the job.
 
         Args:
-            seconds: The time since it has begun to wait.
+            seconds: Seconds that this rank has waited.
         """
         limit, place = limit_seconds(), f"{self.place} has ended"
         if seconds > LEFT_SECONDS and (why := INTERRUPTS.why_awaited()):
             self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}")
         if self.stands_apart:
             return
-        # The first of those that wait speaks. Another one does where that has not ended the job.
+        # The lowest rank that waits reports and ends the job. Another rank does so if the job has not ended then.
         if limit and seconds > limit + (0 if WATCHDOG.is_first_to_end() else LATER_SECONDS):
             self._end(1, f"{place} and has waited {limit:g} s for other ranks, the job ends{WATCHDOG.tell_late()}")
         if not self.has_explained and seconds > warn_seconds() and WATCHDOG.is_first_to_end():
@@ -255,7 +253,7 @@ class _Ending:
     def on_death(self) -> None:
         """End this process if its own thread does not: it may be in a call of MPI that never returns.
 
-        Called in a thread of our own.
+        A background thread calls this.
         """
         time.sleep(DISCOVERY_SECONDS)
         if WATCH.was_raised:
@@ -268,28 +266,28 @@ class _Ending:
             stack = "".join(traceback.format_stack(frames.get(threading.main_thread().ident or 0)))
             say(f"{self.place} cannot continue: {describe(mourned)}\nThis rank was here:\n{stack}")
             end_later(EXIT_SECONDS)
-            # The program's exit functions: the thread that should run them cannot.
+            # Run the program's exit functions here: the main thread, which should run them, is blocked.
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
             self.end_process(1)
 
     def end_process(self, code: int) -> None:
-        """End this process without MPI_Finalize, which would wait for the dead without end."""
+        """End this process without MPI_Finalize, which would wait without end for dead ranks."""
         logging.shutdown()
         flush()
         if (WATCH.gone or (WATCH.dead and self.tolerates_deaths)) and os.getpid() == self.process:
-            # Several ranks may end now. None of them takes the launcher's signal for a death.
+            # Several ranks may end now. None may mistake the launcher's signal for a death.
             self.launcher_socket.close(lets_live=True)
         time.sleep(FORWARD_SECONDS)
         os._exit(code)
 
     def end_interrupted(self, aborts: bool, text: str) -> None:
-        """End the job, since this rank was interrupted and does not come out of a call."""
+        """End the job, since this rank was interrupted and its call does not return."""
         say(f"{self.place} {text}")
         self.give_up(aborts, INTERRUPTED)
 
     def give_up(self, aborts: bool, code: int = 1) -> None:
-        """End the job, since this rank can never continue. Called in a thread of our own, after the report."""
-        # Another thread may hold the lock of a stream for good.
+        """End the job, since this rank can never continue. A background thread calls this after the report."""
+        # Another thread may hold the lock of a stream without end.
         end_later(EXIT_SECONDS)
         flush()
         time.sleep(FORWARD_SECONDS)
@@ -311,7 +309,7 @@ _installed: list[_Ending] = []
 
 
 def is_switched_off() -> bool:
-    """Local. Whether this rank's environment asks for no hooks."""
+    """Local. Whether this rank's environment switches the hooks off."""
     return os.environ.get("MPIDIST_ABORT") == "0"
 
 
@@ -323,7 +321,7 @@ def install(rank: int, size: int, host: str, mpi: MpiFunctions, *, aborts_in_thr
         size: Number of ranks.
         host: Name of the host.
         mpi: Functions of MPI.
-        aborts_in_threads: Whether a thread of ours may call `abort` while the program's is in MPI.
+        aborts_in_threads: Whether a background thread may call `abort` while the main thread is in MPI.
     """
     if _installed:
         return
@@ -334,37 +332,37 @@ def install(rank: int, size: int, host: str, mpi: MpiFunctions, *, aborts_in_thr
     WATCHDOG.end_by(give_up, lambda: bool(WATCH.dead), WATCH.note, INTERRUPTS.differing)
     INTERRUPTS.share(functools.partial(ending.end_interrupted, aborts_in_threads))
     sys.excepthook = ending.on_exception
-    # `raise SystemExit(1)` does not pass through these: such a rank waits for the others in `at_exit`, and explains it.
-    # After a death its code is 1.
+    # `raise SystemExit(1)` does not call these functions: such a rank waits for the others in `at_exit`, and reports
+    # that. After a death its code is 1.
     sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
     for name in ("exit", "quit"):
         setattr(builtins, name, ending.exit)
 
 
 def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> None:
-    """Local. Let this rank live when another one dies, and end alone when it fails: a rank that serves, or coordinates.
+    """Local. Let this rank survive the deaths of others, and end alone when it fails: a server, or the coordinator.
 
-    The rank looks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
+    The rank checks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
 
     Args:
-        needed: The processes whose deaths end this rank, whatever it does; they replace those of the last call.
-        leads: Whether an exit code of this rank is that of the job, which it ends, as long as nobody has died.
+        needed: The processes whose deaths end this rank in any case; they replace those of the last call.
+        leads: Whether an exit code of this rank ends the job and becomes the job's, as long as no rank has died.
     """
     WATCH.needed, WATCH.is_over = frozenset(needed), False
     for ending in _installed:
         ending.tolerates_deaths, ending.leads = True, leads
-    # They do not say who has died, and the answer to that would take a second.
+    # The launcher's notices do not name the dead rank, and finding it would take a second.
     WATCH.ignore_notices(at_end=False)
 
 
 def note_survival() -> None:
-    """Local. Let this rank know that the launcher lets it live when another one dies: not every host shows that."""
+    """Local. Note that the launcher does not end this rank when another one dies: not every host shows that."""
     for ending in _installed:
         ending.launcher_lets_live = True
 
 
 def agree_on_exit() -> None:
-    """Local. From now on an exit code of this rank is one that all ranks end with: they leave together.
+    """Local. Note that all ranks end with the same exit code from now on: they end together.
 
     All ranks call this at the same point of the program.
     """
@@ -373,18 +371,18 @@ def agree_on_exit() -> None:
 
 
 def stand_apart() -> None:
-    """Local. Let no error or exit code of this rank, an evaluator, end the others from now on: it waits for them."""
+    """Local. Let this rank, an evaluator, end no others from now on: after an error or exit code it waits for them."""
     for ending in _installed:
         ending.stands_apart = True
 
 
 def exit_code() -> int:
-    """Local. The code with which this process ends: 0 until it has failed. Where it is asked for, `tell_code` was."""
+    """Local. The code with which this process ends: 0 until it has failed. `tell_code` must have been called before."""
     return _installed[0].known_code() if _installed else code_of_program()
 
 
 def tell_code() -> None:
-    """Local. Let `exit_code` know the code of a SystemExit, too."""
+    """Local. Make `exit_code` return the code of a SystemExit, too."""
     watch_code()
 
 

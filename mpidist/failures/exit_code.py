@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 
 def _outermost() -> FrameType | None:
-    """The frame in which the program's own thread has begun, or what runs at its end."""
+    """The outermost frame of the main thread: the program's, or at its end that of an exit function."""
     frames = sys._current_frames()  # noqa: SLF001 - documented; private only to say "for debuggers"
     frame = frames.get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None:
@@ -32,15 +32,15 @@ def was_left() -> bool:
     frame = _program[0]
     if frame is None or frame is _outermost():
         return False
-    # A frame that has ended keeps the place of its last instruction.
+    # A frame that has ended keeps the index of its last instruction.
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def leave_later(seconds: float, code: int) -> None:
-    """Local. After a time end this process if its program was left: an exit function may never return.
+    """Local. End this process after a time if an exception has left the program: an exit function may never return.
 
     Args:
-        seconds: The time.
+        seconds: Seconds until then.
         code: The exit code.
     """
     def leave() -> None:
@@ -57,7 +57,7 @@ _codes: list[object] = []
 
 
 class _Code:
-    """The attribute `code` of SystemExit, which notes what the interpreter reads of one that ends the program."""
+    """The attribute `code` of SystemExit, which notes the code when the interpreter reads it at the program's end."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -66,7 +66,7 @@ class _Code:
         if error is None:
             return self
         code = self._original.__get__(error, kind)
-        # Code that has caught it, and asks, has a frame.
+        # If the program reads the attribute of an exception that it has caught, there is a calling frame.
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():  # noqa: SLF001 - documented; private only to say "of this interpreter"
             _codes.append(code)
         return code
@@ -79,22 +79,22 @@ class _Code:
 
 
 def _exit(code: object = None) -> NoReturn:
-    # The interpreter's own raises no whole exception, whose attribute could be read.
+    # The interpreter's own `sys.exit` raises no complete exception whose attribute could be read.
     raise SystemExit(code)
 
 
 def watch_code() -> None:
-    """Local. From now on `code` knows that of a SystemExit. Later calls change nothing.
+    """Local. Make `code` return the code of a SystemExit from now on. Later calls change nothing.
 
-    No hook of the interpreter is called for it, and its exception is gone when exit functions run. But its attribute is
-    read before that. Only CPython gives the names of a built-in type away; elsewhere nothing changes.
+    The interpreter calls no hook for a SystemExit, and frees it before exit functions run. But it reads the attribute
+    before that. Only CPython gives access to the attributes of a built-in type; elsewhere nothing changes.
     """
     original = vars(SystemExit)["code"]
     names = [one for one in gc.get_referents(vars(SystemExit)) if isinstance(one, dict)]
     if isinstance(original, _Code) or len(names) != 1 or not hasattr(ctypes, "pythonapi"):
         return
     names[0]["code"] = _Code(original)
-    # The interpreter remembers where it has found attributes.
+    # The interpreter caches the attributes of types.
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
     if type(sys.exit) is type(len):
         sys.exit = _exit
@@ -103,7 +103,7 @@ def watch_code() -> None:
 def code() -> int:
     """Local. The exit code of this process, as its parent will see it; 0 while the program runs.
 
-    Without `watch_code` that of a SystemExit is 1.
+    Without `watch_code` the code of a SystemExit is 1.
     """
     if not was_left():
         return 0
@@ -118,12 +118,12 @@ def number_of(given: object) -> int:
 
 
 def end_later(seconds: float) -> None:
-    """Local. End this process after a time, whatever it does: after a death an exit function may never return."""
+    """Local. End this process after a time in any case: after a death an exit function may never return."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
 
 
 def forget() -> None:
-    """Local. Let go of the program's globals: the last exit function calls it, and then they end as they would."""
+    """Local. Release the program's globals, so that they are freed as usual; the last exit function calls this."""
     _program[0] = None

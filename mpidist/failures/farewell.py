@@ -12,17 +12,17 @@ from mpidist.failures.deaths import DISCOVERY_SECONDS, WATCH, Process
 
 _numbers = itertools.count()
 
-# What all ranks do when they have ended together, before MPI is finalized.
+# Functions that all ranks call when they have ended together, before MPI is finalized.
 LAST: list[Callable[[], None]] = []
 
 
 class Farewell:
-    """The promise of some ranks to leave the program together. It ends with this object, on all of them alike.
+    """An agreement of some ranks to end the program together. It ends with this object, on all these ranks.
 
     Args:
         mpi: An MPI communicator that is used for no other collective operation.
-        processes: The processes of its ranks. Where one of them is dead that the others continue without, nobody waits
-            for it.
+        processes: The processes of its ranks. If one of them has died and the others continue without it, no rank
+            waits.
     """
 
     def __init__(self, mpi: Any, processes: Iterable[Process]) -> None:
@@ -31,7 +31,7 @@ class Farewell:
         FAREWELLS[next(_numbers)] = self
 
     def can_be_kept(self) -> bool:
-        """Local. Whether no rank of it is dead that the others continue without."""
+        """Local. Whether the ranks can still wait for each other: no spared process among them has died."""
         return self._processes.isdisjoint(WATCH.gone.copy())
 
 
@@ -43,8 +43,8 @@ def leave_together(farewells: Sequence[Farewell], wait: Callable[[float], None])
     """Collective. Wait for the other ranks before MPI is finalized, without spinning.
 
     Args:
-        farewells: What this rank has promised.
-        wait: Called again and again, with the seconds that this rank has waited.
+        farewells: The agreements of this rank.
+        wait: A function, called repeatedly with the seconds that this rank has waited.
 
     Returns:
         False if another rank has died instead.
@@ -60,13 +60,13 @@ def leave_together(farewells: Sequence[Farewell], wait: Callable[[float], None])
             pause = min(pause * 2, 0.05)
             now = time.monotonic()
             if WATCH.dead:
-                # A rank whose farewell is complete may end before this rank sees that its own is.
+                # A rank whose barrier is complete may end before this rank sees its own barrier complete.
                 died = died or now
                 if now - died > DISCOVERY_SECONDS:
                     return False
             wait(now - begin)
     except Exception as error:
-        # Open MPI with fault tolerance reports a death where it is asked about messages.
+        # Open MPI with fault tolerance reports a death when a request is tested.
         if WATCH.learn(error):
             return False
         raise

@@ -1,11 +1,11 @@
-"""Interrupts: Ctrl-C, or another SIGINT, does not tear a call apart, and all ranks raise KeyboardInterrupt together.
+"""Interrupts: Ctrl-C, or another SIGINT, breaks no call off, and all ranks raise KeyboardInterrupt together.
 
 Python raises KeyboardInterrupt between any two instructions, on the ranks that got the signal. In the middle of a step
-that would leave half of an update on some ranks. Our handler notes the interrupt instead. It travels with the next call
-that brings all ranks together (`call_order.py`), and all of them raise it when that call is done.
+that would leave half of an update on some ranks. mpidist's handler notes the interrupt instead. The next call in which
+all ranks synchronize transmits it (`comm/calls/order.py`), and all ranks raise it when that call is done.
 
-A second interrupt, or five seconds in one call, ends the job. Where no call comes within that time, KeyboardInterrupt
-is raised where the rank is.
+A second interrupt, or five seconds in one call, ends the job. If the rank makes no call within that time,
+KeyboardInterrupt is raised at the current line of its program.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import NoReturn, Protocol
 from mpidist.failures.deaths import WATCH
 from mpidist.failures.watchdog import WATCHDOG
 
-# An interrupt waits so long for a call, and a call may take so long after one.
+# The longest time from an interrupt to the next call, and the longest duration of a call after an interrupt.
 PATIENCE_SECONDS = 5.0
-# A second interrupt leaves a call in the middle where no other rank makes it. The signals of one Ctrl-C, that launchers
-# may pass on, and of a key that is held down come within this time: they are one interrupt.
+# A second interrupt breaks off a call that no other rank makes. Signals within this time are one interrupt: launchers
+# may pass on those of one Ctrl-C, and a key that is held down repeats them.
 _ONE_PRESS_SECONDS = 0.5
 # The main thread runs a handler within this time, unless it is in a call of MPI.
 _HANDLED_SECONDS = 0.2
@@ -39,8 +39,8 @@ class Order(Protocol):
     """The calls on one communicator; see `CallOrder`.
 
     Attributes:
-        is_asked: Whether this rank was interrupted, and not all ranks know it yet.
-        is_part: Whether these calls are made inside others, or by our own thread.
+        is_asked: Whether this rank was interrupted, and not all ranks are notified yet.
+        is_part: Whether these calls are made inside others, or by a background thread.
         is_across: Whether there are ranks with which this one shares no memory.
         broken, left, identity: See `CallOrder`.
     """
@@ -64,15 +64,15 @@ class Order(Protocol):
 
     @property
     def number(self) -> int:
-        """Local. Of the last call."""
+        """Local. The number of the last call."""
         ...
 
     def interrupt(self) -> bool:
-        """Local. Raise KeyboardInterrupt at the end of the call; False if that was asked for already."""
+        """Local. Raise KeyboardInterrupt at the end of the call; False if that was requested already."""
         ...
 
     def show_call(self) -> None:
-        """Local. Let other ranks see the last call."""
+        """Local. Show the last call to other ranks."""
         ...
 
     def difference(self) -> str:
@@ -85,10 +85,10 @@ class Order(Protocol):
 
 
 class Interrupts:
-    """The interrupts of this process. There is one object of a process, `INTERRUPTS`.
+    """The interrupts of this process. There is one object per process, `INTERRUPTS`.
 
     Attributes:
-        is_asked: Whether this rank was interrupted, and not all ranks know it yet.
+        is_asked: Whether this rank was interrupted, and not all ranks are notified yet.
         orders: The calls on all communicators.
     """
 
@@ -98,10 +98,10 @@ class Interrupts:
         self._has_ranks = False
         self._process = 0
         self._raises_now = False
-        # When the handler ran last, and how often; and the numbers of the signals that were heard.
+        # The time of the handler's last run, and the number of its runs. `_signals` numbers the received signals.
         self._handled = -math.inf
         self._handlings = 0
-        # When the call that is made alone was interrupted.
+        # The time at which a call that no other rank makes was interrupted.
         self._noted = -math.inf
         self._signals = itertools.count(1)
         self._is_stuck = False
@@ -110,9 +110,9 @@ class Interrupts:
         self._end_job: Callable[[str], None] = lambda _: None
 
     def add(self, order: Order) -> None:
-        """Local. Keep the calls of a communicator whole; the first one installs the handler.
+        """Local. Protect the calls of a communicator from interrupts; the first call of this installs the handler.
 
-        A handler of the program's stays.
+        A handler that the program has installed stays.
         """
         self.orders = [*(one for one in self.orders if one() is not None), weakref.ref(order)]
         self._process = os.getpid()
@@ -122,10 +122,10 @@ class Interrupts:
             signal.signal(signal.SIGINT, self.take)
 
     def share(self, end: Callable[[str], None]) -> None:
-        """Local. From now on interrupts are raised on all ranks together.
+        """Local. Raise interrupts on all ranks together from now on.
 
         Args:
-            end: Prints why this rank ends the job, and ends it.
+            end: A function that prints a reason and ends the job.
         """
         if not self._has_ranks:
             self._has_ranks = True
@@ -135,19 +135,19 @@ class Interrupts:
             WATCH.hear(signal.SIGINT, self._hear)
 
     def deliver(self, *, is_own: bool = False) -> NoReturn:
-        """Local. Raise KeyboardInterrupt: all ranks are about to.
+        """Local. Raise KeyboardInterrupt, as all ranks do at this point.
 
         Args:
-            is_own: This rank alone was interrupted.
+            is_own: Whether this rank alone was interrupted.
         """
         if not self.is_asked and not is_own:
-            # One Ctrl-C reaches all ranks, and this one's may still be on its way.
+            # One Ctrl-C reaches all ranks, and this rank's signal may arrive later.
             self._expects_until = time.monotonic() + PATIENCE_SECONDS
         self._ask(asked=False)
         raise KeyboardInterrupt
 
     def forget(self) -> None:
-        """Local. Forget interrupts that were not raised yet, and expect none."""
+        """Local. Drop interrupts that were not raised yet, and expect none."""
         self._expects_until = -math.inf
         self._ask(asked=False)
 
@@ -160,23 +160,23 @@ class Interrupts:
                 order.is_asked = asked
 
     def show_calls(self) -> None:
-        """Local. Let other ranks see the last call on each communicator, for their `differences`."""
+        """Local. Show the last call on each communicator to other ranks, for their `differences`."""
         for order in self._all_orders():
             order.show_call()
 
     def differences(self) -> list[str]:
-        """Local. See `Order.difference`, of all communicators; to be asked where all ranks have ended."""
+        """Local. The differences on all communicators, see `Order.difference`; call this after all ranks have ended."""
         return [text for order in self._all_orders() if (text := order.difference())]
 
     def differing(self, identity: int) -> tuple[Sequence[int], str]:
-        """Local. See `Order.differing`, of the communicator with this identity."""
+        """Local. See `Order.differing`, on the communicator with this identity."""
         for order in self._all_orders():
             if order.identity == identity:
                 return order.differing()
         return (), ""
 
     def why_awaited(self) -> str:
-        """Local. The reason why others may hang, if this rank has ended; empty if they need not."""
+        """Local. The reason why other ranks may hang after this rank has ended; empty if there is none."""
         for order in self._all_orders():
             number, text = order.left
             if order.broken or (number == order.number and WATCHDOG.others_are_inside(order.identity)):
@@ -197,7 +197,7 @@ class Interrupts:
     def take(self, number: int, frame: FrameType | None) -> None:
         """Local. Handle SIGINT, in the main thread."""
         if os.getpid() != self._process:
-            # A forked child, which makes no calls.
+            # This is a forked child, which makes no calls.
             signal.default_int_handler(number, frame)
         self._handled = time.monotonic()
         self._handlings += 1
@@ -221,7 +221,7 @@ class Interrupts:
             self._wait(inside)
 
     def _count_across(self) -> int:
-        """The number of calls so far by which ranks of different nodes may hear of an interrupt."""
+        """The number of calls so far that may transmit an interrupt between nodes."""
         return sum(order.number for order in self._all_orders() if order.is_across and not order.is_part)
 
     def _wait(self, inside: Order | None) -> None:
@@ -237,23 +237,23 @@ class Interrupts:
         inside = self._inside()
         if inside is None and self._count_across() == count:
             self._raises_now = True
-            # A signal, and not `interrupt_main`, which would not end a sleep.
+            # Send a signal: `interrupt_main` would not end a sleep.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         elif inside is not None and inside is order and inside.number == number:
             self._end(f"was interrupted, and its call has not ended within {PATIENCE_SECONDS:g} s")
         else:
-            # Calls come and go: one of them will bring the ranks together.
+            # The rank makes calls: one of them will synchronize all ranks.
             self._wait(inside)
 
     def _hear(self) -> None:
-        """Called in a thread of ours at each SIGINT, also while the main thread is in a call of MPI."""
+        """Handle a SIGINT in a background thread, also while the main thread is in a call of MPI."""
         if signal.getsignal(signal.SIGINT) != self.take:
-            # A handler of the program's, which may only set a flag.
+            # The program has installed a handler, which may only set a flag.
             return
         number, heard = next(self._signals), time.monotonic()
 
         def is_handled() -> bool:
-            # On a busy machine this thread may begin long after the handler, whose run may be for several signals.
+            # On a busy machine this thread may begin long after the handler, which may answer several signals at once.
             return self._handlings >= number or self._handled > heard - _HANDLED_SECONDS
 
         time.sleep(_HANDLED_SECONDS)

@@ -1,10 +1,10 @@
-"""The job directory: files in which ranks on different hosts see what the others do, and whether they live.
+"""The job directory: files in which ranks on different hosts show each other their calls, and whether they are alive.
 
-Each rank has one file, and holds a lock on it (`man 2 fcntl`), which the kernel gives back however the process ends.
-The directory goes with the last file; after a kill its files stay.
+Each rank has one file, and holds a lock on it (`man 2 fcntl`), which the kernel releases however the process ends.
+The last rank to end removes the directory; after a kill its files stay.
 
-A rank that waits reads files of other hosts again and again. If each of 2,000 ranks read all, a file system would have
-to open millions of files a second. So a rank of a large job reads those of a few ranks only (`whom_to_see`).
+A rank that waits repeatedly reads files of other hosts. If each of 2,000 ranks read all files, a file system would have
+to open millions of files a second. So a rank of a large job reads the files of a few ranks only (`whom_to_see`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from mpidist.recorder.details import tell
 from mpidist.recorder.time_limits import CLOCK, Clock
 
 VARIABLE = "MPIDIST_JOB_DIR"
-# A rank that waits writes once in so many seconds, another one once in so many.
+# Seconds between two writes of a rank that waits, and of any other rank.
 WRITE_SECONDS = 1.0
 IDLE_SECONDS = 10.0
-# A rank reads no more files than these.
+# The largest number of files that a rank reads.
 MOST_SEEN = 64
-# So many ranks of other hosts are all seen. Of more, a rank sees about so few.
+# A rank reads the files of up to this many ranks of other hosts; if there are more ranks, of about this many.
 _ALL_SEEN, _FEW_SEEN = MOST_SEEN, 4
-# What has not been written for so long is old.
+# Content that has not changed for this time is old.
 _OLD_SECONDS = 4.0
 
 
 def wanted() -> str:
-    """Local. The directory that this rank's environment names, of all jobs; empty if it names none."""
+    """Local. The directory of all jobs, which this rank's environment names; empty if it names none."""
     slurm = os.environ.get("SLURM_SUBMIT_DIR", "") if "SLURM_JOB_ID" in os.environ else ""
     return os.environ.get(VARIABLE, slurm)
 
@@ -51,10 +51,10 @@ def folder_of(directory: str, job: str) -> Path:
 
 
 def whom_to_see(places: Sequence[Hashable], rank: int) -> list[int]:
-    """Local. The ranks of other hosts whose files a rank reads: all, or in large jobs some of the hosts before its own.
+    """Local. The ranks of other hosts whose files a rank reads: all, or in large jobs some on the previous hosts.
 
-    The ranks of a host share the others out. So each rank is seen by one rank of each of the next hosts, and a rank
-    that waits sees whether its counterpart on the host before waits, too, and reports that. `DeathNotes` tell deaths.
+    Each rank of a host reads the files of other ranks. So one rank of each of the next hosts sees a given rank, and a
+    rank that waits reports whether its counterpart on the previous host waits, too. `DeathNotes` report deaths.
 
     Args:
         places: The host of each rank.
@@ -69,7 +69,7 @@ def whom_to_see(places: Sequence[Hashable], rank: int) -> list[int]:
     order = list(dict.fromkeys(places))
     at = order.index(places[rank])
     seen: list[int] = []
-    # The nearest host first, and from the first host on the last one.
+    # The nearest host comes first; the last host is before the first one.
     for place in order[:at][::-1] + order[:at:-1]:
         seen += ranks_of[place][mine.index(rank) :: len(mine)]
         if len(seen) >= _FEW_SEEN:
@@ -87,10 +87,10 @@ class OwnFile:
     Args:
         folder: The folder of the job; made if it is missing.
         key: This process.
-        clock: By which it is written.
+        clock: The clock for the times of writes.
 
     Raises:
-        OSError: It cannot be made, or its file system has no locks.
+        OSError: The file cannot be made, or its file system has no locks.
     """
 
     def __init__(self, folder: Path, key: Key, clock: Clock = CLOCK) -> None:
@@ -100,7 +100,7 @@ class OwnFile:
         self._path = folder / _name_of(key)
         self._count = 0
         self._written = 0.0
-        # Not opened a second time: closing any descriptor of it would give the lock back.
+        # The file must not be opened a second time: closing any descriptor of it would release the lock.
         self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,15 +117,15 @@ class OwnFile:
         self._count += 1
         text = json.dumps({**content, "count": self._count}).encode()
         with contextlib.suppress(OSError):
-            # Who reads in between gets half a text, and takes it for none.
+            # A rank that reads in between gets half a text, which is not valid, and keeps the last one.
             os.pwrite(self._descriptor, text, 0)
             os.ftruncate(self._descriptor, len(text))
 
     def tell(self, opened: Sequence[Calls], details: Mapping[str, Any], *, ended: bool, after: float) -> None:
-        """Local. Write what this rank does; its inner calls after its states, see `peers.elsewhere_inside`.
+        """Local. Write this rank's calls; the inner calls after the states, see `peers.elsewhere_inside`.
 
         Args:
-            opened: Its calls on all communicators.
+            opened: The rank's calls on all communicators.
             details: See `recorder.details`.
             ended: Whether its program has ended.
             after: See `write`.
@@ -135,7 +135,7 @@ class OwnFile:
         self.write({"ended": ended, "states": states, "inner": inner, "details": details}, after=after)
 
     def close(self) -> None:
-        """Local. Take the file away, and the directory if it was the last one."""
+        """Local. Remove the file, and the directory if it was the last file."""
         os.close(self._descriptor)
         with contextlib.suppress(OSError):
             self._path.unlink()
@@ -143,7 +143,7 @@ class OwnFile:
 
 
 class DeathNotes:
-    """A file of the job directory in which ranks of a large job tell deaths, which few of them see.
+    """A file of the job directory in which ranks of a large job report deaths, which few ranks detect themselves.
 
     Args:
         folder: The folder of the job.
@@ -156,7 +156,7 @@ class DeathNotes:
         self._length = 0
 
     def add(self, key: tuple[str, int, str], name: str) -> None:
-        """Local. Tell the death of a process (see `Key`); a full disk is no error."""
+        """Local. Report the death of a process (see `Key`); a full disk is no error."""
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
@@ -165,7 +165,7 @@ class DeathNotes:
                 os.close(descriptor)
 
     def news(self) -> list[tuple[Key, str]]:
-        """Local. The processes that others have called dead since the last time, and their names."""
+        """Local. The processes that other ranks have reported dead since the last call of this, and their names."""
         try:
             if self._path.stat().st_size == self._length:
                 return []
@@ -184,15 +184,15 @@ class DeathNotes:
 
 
 class FarPeer(Peer):
-    """A rank whose file is all that this rank sees of it.
+    """A rank of another host, which this rank sees through its file.
 
     Args:
         key: Its process.
-        name: What to call it.
-        order: Lower ones speak first.
+        name: Its name in reports.
+        order: Its place among the ranks: those of lower order report first.
         folder: The folder of the job.
         me: This rank's own process.
-        clock: By which this rank looks.
+        clock: The clock for the times of reads.
     """
 
     is_far = True
@@ -215,7 +215,7 @@ class FarPeer(Peer):
         return self._content
 
     def _age(self) -> float:
-        """The seconds since it has written last; both times are those of the file system's clock."""
+        """The seconds since the rank's last write; both times are those of the file system's clock."""
         try:
             return self._own_file.stat().st_mtime - self._path_of_file.stat().st_mtime
         except OSError:
@@ -245,7 +245,7 @@ class FarPeer(Peer):
         return bool(self._look().get("ended"))
 
     def has_died(self) -> bool:
-        """Local. Whether its process has ended, and the program had not."""
+        """Local. Whether its process has ended before its program."""
         try:
             descriptor = os.open(self._path_of_file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -264,7 +264,7 @@ class FarPeer(Peer):
         return "has ended" if self.has_ended() else "has died" if self.has_died() else ""
 
     def tell(self, identities: Iterable[int] = ()) -> str:
-        """Local. See `Peer.tell`. A rank writes what it is in while it waits."""
+        """Local. See `Peer.tell`. A rank writes its calls while it waits."""
         del identities
         why_gone = self.why_gone()
         if why_gone:
@@ -283,6 +283,6 @@ class FarPeer(Peer):
 
 
 def deaths_seen(peers: Iterable[Peer], notes: DeathNotes | None) -> list[tuple[Key, str]]:
-    """Local. The dead on other hosts: those that this rank sees among some ranks, and those that notes tell of now."""
+    """Local. The dead on other hosts: those that this rank detects among some ranks, and those of new death notes."""
     dead = [(peer.key, peer.name) for peer in peers if peer.is_far and peer.has_died()]
     return [*dead, *notes.news()] if notes is not None else dead

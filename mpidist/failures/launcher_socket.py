@@ -1,9 +1,9 @@
-"""The socket between this process and MPICH's launcher, which must close while all ranks live.
+"""The socket between this process and MPICH's launcher, which must close while all ranks are alive.
 
-With `-disable-auto-cleanup` Hydra takes every end of a rank for a death, also after MPI_Finalize. Where the socket
-closes, it signals the ranks of all other proxies, and dies of SIGPIPE if one of these has just ended; all ranks that
-are left end with it. MPICH 5.0.2 did so in 45 of 140 programs of 4 ranks that only start and finalize MPI, and in none
-of 120 that closed the socket 0.1 s or more before they ended. Without that option the launcher would end all ranks.
+With `-disable-auto-cleanup` Hydra treats every end of a rank as a death, also after MPI_Finalize. When the socket
+closes, Hydra signals the ranks of all other proxies, and dies of SIGPIPE if one of these has just ended; the remaining
+ranks end with it. MPICH 5.0.2 did so in 45 of 140 programs of 4 ranks that only start and finalize MPI, and in none of
+120 that closed the socket 0.1 s or more before they ended. Without that option the launcher would end all ranks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import time
 
 from mpidist import launch
 
-# The launcher has dealt with it by then.
+# Time for the launcher to handle the closed socket.
 _SECONDS = 0.2
-# Its answer to the last word of a process.
+# The launcher's answer to the last message of a process.
 _LEAVE_TAKEN = b"cmd=finalize_ack\n"
 
 
 class LauncherSocket:
-    """The socket; under another launcher than Hydra there is none, and nothing happens."""
+    """The socket. Under other launchers than Hydra there is none, and `close` does nothing."""
 
     def __init__(self) -> None:
         place, number = launch.read(os.environ), os.environ.get("PMI_FD", "")
@@ -31,16 +31,16 @@ class LauncherSocket:
         self._identity = _identity(self._number)
 
     def close(self, *, lets_live: bool) -> None:
-        """Local. Close the socket after MPI_Finalize, or instead of it, and wait until the launcher knows.
+        """Local. Close the socket after MPI_Finalize, or instead of it, and wait until the launcher has handled that.
 
         Args:
-            lets_live: Whether it is known that the launcher lets ranks live; on its own host it can be seen.
+            lets_live: Whether the launcher is known not to end the other ranks; on its own host this can be detected.
         """
         identity, self._identity = self._identity, None
         if identity is None or identity != _identity(self._number):
             return
         if lets_live or launch.hydra_lets_live():
-            # When the process ends, MPICH still writes to this number, and would write of an error.
+            # When the process ends, MPICH still writes to this descriptor, and would print an error.
             mine, other = socket.socketpair()
             other.send(_LEAVE_TAKEN)
             other.detach()
@@ -50,7 +50,7 @@ class LauncherSocket:
 
 
 def _identity(number: int) -> tuple[int, int] | None:
-    """The socket behind a file descriptor, or None. Where MPI has closed it, the number may have become another's."""
+    """The identity of a descriptor's socket; None without one. When MPI has closed it, the number may be reused."""
     try:
         found = os.fstat(number)
     except OSError:

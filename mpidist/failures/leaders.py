@@ -1,7 +1,7 @@
-"""Leaders: of the ranks of a host that wait in one call, the lowest one looks at the others, again and again.
+"""Leaders: the lowest of a host's ranks that wait in one call leads, and checks the other ranks regularly.
 
-The others look seldom: what the leader sees they would see, too. A rank needs a moment to find the one that looks for
-it, and takes its place where that one is stopped, has died, or has come out of the call.
+The others check seldom, since they would see the same as the leader. A rank needs some checks to find its leader, and
+becomes the leader if the leader is stopped, has died, or has left the call.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mpidist.failures.waits import Waits
 from mpidist.recorder.calls import Calls
 from mpidist.recorder.time_limits import TICK_SECONDS
 
-# So many others a rank asks in one look of its watchdog.
+# Number of other ranks that a rank examines in one run of its watchdog, to find its leader.
 _STEPS = 16
-# Who does not lead looks ever more rarely, and at last once in so many seconds.
+# A rank that does not lead doubles the time between its checks, up to this many seconds.
 _LONGEST_SECONDS = 64.0
 
 
@@ -28,13 +28,13 @@ class _Search:
     """The search for the leader in the calls of one communicator.
 
     Attributes:
-        before: The ranks of this host that speak before this one, the lowest one first.
-        near: How many ranks of this host there are besides this one.
-        known: How many ranks were known then.
-        state: The call.
-        place: The place of the next one to ask.
-        leader: The one that was found.
-        leads: Whether none was found: this rank leads.
+        before: The ranks of this host with a lower order than this rank, the lowest one first.
+        near: Number of other ranks of this host.
+        known: Number of ranks that were known when the search began.
+        state: The state that identifies the call.
+        place: Index in `before` of the next rank to examine.
+        leader: The leader that was found.
+        leads: Whether this rank leads, as no leader was found.
     """
 
     before: Sequence[Peer]
@@ -47,12 +47,12 @@ class _Search:
 
 
 class Turn(NamedTuple):
-    """Whether a rank looks at the others now.
+    """The decision whether a rank checks the others now.
 
     Attributes:
-        looks: Whether it does.
-        leaders: The ranks that look for it: the identity of a communicator, its state there, and the rank.
-        is_led: Whether one looks for it wherever it waits.
+        looks: Whether it checks them.
+        leaders: Its leaders: the identity of a communicator, the rank's state on it, and the leader.
+        is_led: Whether it has a leader in all calls in which it waits.
     """
 
     looks: bool
@@ -64,12 +64,12 @@ class Leaders:
     """The leaders of the calls in which this rank waits.
 
     Args:
-        budget: The budget of this rank's looks.
+        budget: The budget of this rank's checks.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        # In which calls it has looked though others lead, and the pause after that.
+        # The calls in which this rank has checked the others although it does not lead, and the pause after that.
         self._states: list[int] = []
         self._pause = TICK_SECONDS
         self._searches: weakref.WeakKeyDictionary[Calls, _Search] = weakref.WeakKeyDictionary()
@@ -77,14 +77,14 @@ class Leaders:
     def turn(
         self, waiting: Sequence[Calls], waits: Waits, peers: Mapping[Key, Peer], order: int, *, has_seen: bool
     ) -> Turn:
-        """Local. Decide whether this rank looks at the others now.
+        """Local. Decide whether this rank checks the others now.
 
         Args:
-            waiting: The communicators on which it waits.
-            waits: Its waits.
+            waiting: The communicators on which this rank waits.
+            waits: This rank's waits.
             peers: The other ranks.
-            order: This rank's; lower ones speak first.
-            has_seen: Whether it has seen something that counts if the next looks see it, too.
+            order: This rank's place among the ranks: those of lower order report first.
+            has_seen: Whether this rank has found a deadlock that the next checks must confirm.
         """
         if len(peers) < FEW:
             return Turn(looks=True, leaders=[], is_led=False)
@@ -93,7 +93,7 @@ class Leaders:
         is_led = bool(found) and len(leaders) == len(found)
         if any(one.leads for _, one in found) or has_seen:
             return Turn(self._budget.is_free(), leaders, is_led)
-        # What its leaders do not see, as they are in other calls besides.
+        # This rank may see what its leaders do not: they do not wait in all the calls in which this rank waits.
         states = [one.state for _, one in found]
         if states != self._states:
             self._states, self._pause = states, TICK_SECONDS
@@ -118,7 +118,7 @@ class Leaders:
             if search.leader is not None:
                 search.leads = False
             elif search.place >= len(search.before):
-                # A lower one may come later.
+                # A lower rank may arrive later.
                 search.leads, search.place = True, 0
         return search
 

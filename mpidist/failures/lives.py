@@ -1,8 +1,8 @@
-"""Processes that are no children of this one: whether they live, and how they have ended.
+"""Processes that are no children of this one: whether they are alive, and how they have ended.
 
-Linux before 5.3 has no descriptors of processes, and elsewhere none may be left: then a thread looks into `/proc` twice
-a second. Of many processes it looks at the next one, as each of them does, and who sees one that has ended tells the
-others to look at all. How one with a descriptor has ended Linux tells since 6.15.
+Linux before 5.3 has no descriptors of processes, and on later versions none may be free: then a thread reads `/proc`
+twice a second. If there are many processes, each one checks only the next one, and a process that finds its next one
+ended makes the others check all. Linux reports how a process with a descriptor has ended since version 6.15.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from threading import Lock
 from mpidist.failures.looks import FEW, Budget
 from mpidist.failures.watchdog import WATCHDOG
 
-# Between two looks.
+# Seconds between two checks.
 LOOK_SECONDS = 0.5
-# `PIDFD_GET_INFO` of <linux/pidfd.h>: it has the status of a process that its parent has waited for.
+# `PIDFD_GET_INFO` of <linux/pidfd.h>: returns the status of a process for which its parent has waited.
 _GET_INFO = 0xC040FF0B
 _HAS_STATUS = 1 << 3
-# The mask of what is there, eleven identities that are not read here, and the status as of `man 2 wait`.
+# The mask of valid fields, eleven identities that are not read here, and the status as in `man 2 wait`.
 _INFO = struct.Struct("<Q52xi")
 # The launcher waits for its children at once, unless the machine is busy.
 _WAITED_SECONDS = 0.2
@@ -36,44 +36,44 @@ _Watched = tuple[int, str, Callable[[], None]]
 
 
 class Lives:
-    """The lives of processes of this host, of which each is told that ends.
+    """The watched processes of this host; a function is called when one of them ends.
 
     Args:
-        life: Returns a sign of the life of the process with a number, as the function `life_of` does.
+        life: A function that returns the start time of the process with a number, as `life_of` does.
     """
 
     def __init__(self, life: Callable[[int], str] | None = None) -> None:
         self._life = life or life_of
         self._budget = Budget()
         self._heard = 0
-        # `add` runs in other threads than `look`. Without it a process that is added while a look replaces the list
-        # would be lost, or be left to a thread that is about to end.
+        # `add` and `look` run in different threads. Without the lock a process that is added while `look` replaces the
+        # list would be lost, or be left to a thread that is about to end.
         self._lock = Lock()
-        # Of each process: its number, the sign of its life, and what is called at its end.
+        # For each process its number, its start time, and the function to call at its end.
         self._watched: list[_Watched] = []
         self._has_thread = False
 
     def add(self, number: int, on_end: Callable[[], None]) -> None:
-        """Local. Look at one more process.
+        """Local. Watch one more process.
 
         Args:
-            number: The number of a process that was alive a moment ago.
-            on_end: Called once when it has ended, in a thread of ours.
+            number: The number of a process that was just alive.
+            on_end: Called once in a background thread when the process has ended.
         """
         with self._lock:
             self._watched.append((number, self._life(number), on_end))
             if not self._has_thread:
                 self._has_thread = True
-                # The thread that waits for descriptors could be woken only by one more, and none may be left.
+                # The thread that waits for descriptors could be woken only by one more, and none may be free.
                 threading.Thread(target=self._work, name="mpidist-lives", daemon=True).start()
 
     def look(self) -> bool:
-        """Local. Look at all of them once, or at the next one of many. Returns whether any are left."""
+        """Local. Check all processes once, or only the next one of many. Returns whether any are left."""
         with self._lock:
             ended = self._look_at_all() if self._is_to_look_at_all() else self._look_at_next()
             self._watched = [one for one in self._watched if one not in ended]
             self._has_thread = goes_on = bool(self._watched)
-        # Outside the lock, which is not reentrant: what is called here may `add`.
+        # Outside the lock, which is not reentrant: these functions may call `add`.
         for _, _, on_end in ended:
             on_end()
         return goes_on
@@ -82,7 +82,7 @@ class Lives:
         if len(self._watched) < FEW:
             return True
         heard, self._heard = self._heard, 0 if WATCHDOG.page is None else WATCHDOG.page.bell
-        # The next one may be stopped, and not see who ends behind it.
+        # The next process may be stopped, and then does not see the end of the one after it.
         return heard != self._heard or self._budget.is_free(len(self._watched) + 1)
 
     def _look_at_all(self) -> list[_Watched]:
@@ -92,10 +92,10 @@ class Lives:
         return ended
 
     def _look_at_next(self) -> list[_Watched]:
-        """Look at the process with the next number, and at all of them if it has ended; the others do so, too."""
+        """Check the process with the next number; if it has ended, check all, and make the other ranks do so, too."""
         later = [one for one in self._watched if one[0] > os.getpid()]
         number, sign, _ = min(later or self._watched, key=lambda one: one[0])
-        # Those that had ended when they were added are seen without a look.
+        # A process without a start time had ended when it was added, and needs no check.
         if all(one[1] for one in self._watched) and self._life(number) == sign:
             return []
         for peer in WATCHDOG.peers():
@@ -109,9 +109,9 @@ class Lives:
 
 
 def life_of(number: int) -> str:
-    """Local. The time at which a process was started, empty if it has ended: its number may be another's by now."""
+    """Local. The start time of a process, empty if it has ended. A reused number has another start time."""
     try:
-        # The name of a program may have brackets and spaces, too.
+        # The name of a program, before the last bracket, may itself contain brackets and spaces.
         state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
@@ -120,10 +120,10 @@ def life_of(number: int) -> str:
 
 
 def how_ended(descriptor: int) -> str:
-    """Local. The end of a process: "signal 11 (SIGSEGV)" or "exit code 0"; empty where the kernel does not tell.
+    """Local. How a process ended: "signal 11 (SIGSEGV)" or "exit code 0"; empty if the kernel does not report it.
 
     Args:
-        descriptor: A process descriptor of it (`man 2 pidfd_open`).
+        descriptor: A descriptor of the process (`man 2 pidfd_open`).
     """
     end = time.monotonic() + _WAITED_SECONDS
     while (status := _status(descriptor)) is None and time.monotonic() < end:
@@ -139,7 +139,7 @@ def how_ended(descriptor: int) -> str:
 
 
 def _status(descriptor: int) -> int | None:
-    """The status; None as long as it is not there, and -1 if this kernel does not have it."""
+    """The status; None until the kernel has it, and -1 if this kernel does not report it."""
     info = bytearray(_INFO.size)
     _INFO.pack_into(info, 0, _HAS_STATUS, 0)
     try:

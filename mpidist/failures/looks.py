@@ -1,8 +1,8 @@
-"""The budget of looks: what a host spends on looks at other ranks must not grow with their number.
+"""The budget of looks: the time that a host spends on checks of other ranks must not grow with their number.
 
-All ranks of a host often wait at once. If each of n looked at the n others, a host would look n times n times, on the
-cores that the job needs. So one rank looks for many (`leaders.py`, `startup/looker.py`), and nobody repeats a look
-before a hundred times the time that it took has passed: 1 % of a core.
+All ranks of a host often wait at once. If each of n ranks checked the n others, a host would make n times n checks, on
+the cores that the job needs. So one rank checks for many (`leaders.py`, `startup/looker.py`), and no rank repeats a
+look before a hundred times its duration has passed: it takes 1 % of a core.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 
 from mpidist.recorder.time_limits import CLOCK, Clock
 
-# In a job of so few ranks each one looks as often as it likes: that costs less than 1 %.
+# A job of fewer ranks needs no budget: all their looks cost less than 1 %.
 FEW = 8
-# So many times the time that a look took is the pause after it.
+# The pause after a look, as a multiple of its duration.
 _PAUSES = 100
-# A look at one rank takes about so long.
+# The approximate duration of a look at one rank.
 _SECONDS_OF_ONE = 1e-5
 
 
@@ -23,7 +23,7 @@ class Budget:
     """The budget of one kind of looks of this process.
 
     Args:
-        clock: By which it looks.
+        clock: The clock for the times of looks.
     """
 
     def __init__(self, clock: Clock = CLOCK) -> None:
@@ -36,15 +36,15 @@ class Budget:
         self._begun = self._clock.cpu()
 
     def end(self) -> None:
-        """Local. End the look, and note what it has cost."""
+        """Local. End the look, and note its duration."""
         self._cost, self._last = self._clock.cpu() - self._begun, self._clock.now()
 
     def pause(self, sharers: int = 1) -> float:
         """Local. The seconds from one look to the next.
 
         Args:
-            sharers: The number of ranks of this host that look like this one, and share the budget with it. Not 1:
-                each of them looks at as many, and who has not looked yet knows so what it would cost.
+            sharers: Number of ranks of this host that make the same looks and share the budget. If there are several,
+                each of them looks at that many ranks: the cost is at least that estimate, also before the first look.
         """
         cost = self._cost if sharers == 1 else max(self._cost, _SECONDS_OF_ONE * sharers)
         return _PAUSES * cost * sharers
@@ -54,10 +54,10 @@ class Budget:
 
         Args:
             sharers: See `pause`.
-            after: The pause lasts so many seconds at least.
+            after: The shortest pause in seconds.
         """
         now = self._clock.now()
         if sharers > 1 and self._last == -math.inf:
-            # Not all of them at once.
+            # Not all ranks look at once.
             self._last = now
         return now - self._last >= max(after, self.pause(sharers))

@@ -1,4 +1,4 @@
-"""Peers: the other ranks, as far as this one can see them."""
+"""Peers: the other ranks that this rank can see, and their states."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mpidist.recorder.rank_page import Page
 from mpidist.recorder.stacks import stack_of_process
 from mpidist.recorder.time_limits import ANSWER_SECONDS, CLOCK, TICK_SECONDS, Clock
 
-# Less than any time, which a claim is at first.
+# The value of a confirmed claim, less than any time; a claim is the time at which it was made until it is confirmed.
 _CLAIMED = 1
 
-# One that gets no core may need so much longer for its answer.
+# Additional time for the answer of a rank that gets no core.
 _BUSY_SECONDS = 5.0
-# A watchdog that has not looked for so long cannot: its process is stopped, or holds the interpreter.
+# A watchdog that has not run for this time is stuck: its process is stopped, or holds the interpreter lock.
 STALE_SECONDS = 3.0
 # The number of ranks that are listed in a report.
 LISTED = 8
@@ -37,14 +37,14 @@ class Peer:
 
     Args:
         key: Its process.
-        name: What to call it: "rank 1 of 4 (process 77 on n3)".
-        order: Lower ones speak first.
-        page: What it shows; None where it cannot be seen.
+        name: Its name in reports: "rank 1 of 4 (process 77 on n3)".
+        order: Its place among the ranks: those of lower order report first.
+        page: Its page; None if this rank cannot read it.
         path: The path of the file behind the page.
-        clock: By which its watchdog looks.
+        clock: The clock of its watchdog.
     """
 
-    # Whether it is on another host; what is seen of it there may be some seconds old.
+    # Whether it is on another host, whose information may be some seconds old.
     is_far = False
 
     def __init__(
@@ -58,7 +58,7 @@ class Peer:
         self._clock = clock
 
     def state(self, identity: int) -> int | None:
-        """Local. Its state on a communicator; None if that is not known."""
+        """Local. Its state on a communicator; None if the state is not known."""
         return None if self.page is None else self.page.state(identity)
 
     def inner(self, identity: int) -> list[int]:
@@ -66,15 +66,15 @@ class Peer:
         return [] if self.page is None else self.page.inner(identity)
 
     def is_fresh(self) -> bool:
-        """Local. Whether its watchdog has looked a moment ago."""
+        """Local. Whether its watchdog has run within the last seconds."""
         return self.page is not None and self._clock.ns() - self.page.beat < STALE_SECONDS * 1e9
 
     def is_stuck(self) -> bool:
-        """Local. Whether its watchdog cannot look: the process is stopped, holds the interpreter, or gets no core."""
+        """Local. Whether its watchdog cannot run: the process is stopped, holds the GIL, or gets no core."""
         return self.page is not None and not self.is_fresh() and not self.why_gone()
 
     def details(self) -> dict[str, Any]:
-        """Local. The last words of its watchdog, empty if they are old."""
+        """Local. The last details that its watchdog has written, empty if they are old."""
         return self.page.read() if self.page is not None and self.is_fresh() else {}
 
     def has_ended(self) -> bool:
@@ -82,43 +82,42 @@ class Peer:
         return self.page is not None and self.page.ended
 
     def has_died(self) -> bool:
-        """Local. Whether its process has ended, and the program had not."""
+        """Local. Whether its process has ended before its program."""
         return self.page is not None and not self.page.ended and _life(self.key.number) in ("", "Z", "X")
 
     def has_died_at_end(self) -> bool:
-        """Local. Whether its process has ended after the program, and before MPI had."""
+        """Local. Whether its process has ended after its program, but before MPI was finalized."""
         return self.page is not None and not self.page.left and _life(self.key.number) in ("", "Z", "X")
 
     def why_gone(self) -> str:
-        """Local. The reason for which it can take part in nothing any more; empty if it can."""
+        """Local. The reason why it can take part in no further call; empty if it can."""
         return "has ended" if self.has_ended() else "has died" if self.has_died() else ""
 
     def may_speak(self, *, ends: bool = True) -> bool:
-        """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it.
+        """Local. Whether it may report why the job ends: it waits, or it is dead and may have reported before.
 
         Args:
-            ends: Whether anything ends the job. Else a dead rank has said nothing.
+            ends: Whether a report ends the job. If not, a dead rank has reported nothing.
         """
         waits = bool(self.details().get("calls")) and not self.has_ended()
-        # Only where that decides: it opens a file.
+        # `has_died` opens a file: it is called only where it decides.
         return waits if waits == ends else ends if self.has_died() else waits
 
     def claim(self) -> int:
-        """Local. Its claim to end the job (`Page.claim`); 0 if it cannot, since it is dead or stopped."""
+        """Local. Its claim to end the job (`Page.claim`); 0 if it cannot end it because it is dead or stopped."""
         claim = 0 if self.page is None else self.page.claim
         return claim if claim and self.is_fresh() and not self.has_died() else 0
 
     def ask(self) -> None:
-        """Local. Ask for its stack."""
+        """Local. Request its stack."""
         if self.page is not None:
             self.page.asked = self._clock.ns()
 
     def tell(self, identities: Iterable[int] = ()) -> str:
-        """Local. Tell where it is: a line, and its stack below it where it is in no call.
+        """Local. A description of its place in the program: a line, followed by its stack if it is in no call.
 
         Args:
-            identities: The identities of communicators. It may have entered a call on one of them and not have written
-                about it yet.
+            identities: The identities of communicators on which it may be in a call that it has not described yet.
         """
         if self.page is None:
             return f"{self.name} cannot be seen from here"
@@ -138,7 +137,7 @@ class Peer:
         return f"{self.name} {tell(self.details())}"
 
     def call_untold(self, identities: Iterable[int]) -> int:
-        """Local. The state of a call that this rank is in on one of some communicators, and has not written about."""
+        """Local. The state of a call on one of some communicators that this rank is in and has not described yet."""
         if self.page is None or self.details().get("calls"):
             return 0
         states = (self.state(identity) for identity in identities)
@@ -146,7 +145,7 @@ class Peer:
 
 
 def where_are(peers: Sequence[Peer], clock: Clock = CLOCK) -> list[str]:
-    """Local. Ask ranks where they are; a text for each."""
+    """Local. Request the stacks of ranks; returns a description of each rank."""
     if not peers:
         return []
     for peer in peers:
@@ -159,12 +158,12 @@ def where_are(peers: Sequence[Peer], clock: Clock = CLOCK) -> list[str]:
 
 
 def indented(texts: Iterable[str]) -> str:
-    """Local. The lines of some texts below another one."""
+    """Local. The lines of some texts, indented, to be appended to another text."""
     return "".join(f"\n  {line}" for text in texts for line in text.split("\n"))
 
 
 def tell_some(peers: Sequence[Peer], identities: Iterable[int]) -> list[str]:
-    """Local. Tell where the first ones of some ranks are, and how many there are besides.
+    """Local. Descriptions of the first `LISTED` of some ranks, and the number of the others.
 
     Args:
         peers: The ranks.
@@ -175,15 +174,15 @@ def tell_some(peers: Sequence[Peer], identities: Iterable[int]) -> list[str]:
 
 
 def others_of(calls: Calls, peers: Mapping[Key, Peer]) -> list[Peer]:
-    """Local. The other ranks of a communicator, as far as they are known."""
+    """Local. The known other ranks of a communicator."""
     return [peers[key] for key in calls.members if key in peers]  # type: ignore[index]  # members are keys
 
 
 def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
-    """Local. Those that have not come to a call yet.
+    """Local. The ranks that have not arrived at a call yet.
 
     Args:
-        state: The one in which this rank waits.
+        state: The state of this rank, which waits in the call.
         others: The other ranks of the communicator.
         identity: The identity of the communicator.
     """
@@ -196,7 +195,7 @@ def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
 
 
 def elsewhere(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
-    """Local. Those that are in another call instead of this one; arguments as for `missing`."""
+    """Local. The ranks that are in another call of the same number; arguments as for `missing`."""
     found = []
     for peer in others:
         other = peer.state(identity)
@@ -206,7 +205,7 @@ def elsewhere(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
 
 
 def unlike_inside(state: int, mine: Sequence[int], others: Sequence[Peer], identity: int) -> list[Peer]:
-    """Local. Those that were in inner calls of the same names, and of another kind; arguments as `elsewhere_inside`."""
+    """Local. Ranks whose inner calls had the same names, but differ; arguments as for `elsewhere_inside`."""
     number = state // NEXT
     return [
         peer for peer in others if (theirs := peer.inner(identity)) and inner_calls.are_unlike(mine, number, theirs)
@@ -222,22 +221,23 @@ def has_left(other: int | None, state: int) -> bool:
 def elsewhere_inside(
     state: int, mine: Sequence[int], others: Sequence[Peer], identity: int
 ) -> tuple[list[Peer], list[Peer]]:
-    """Local. Those that were in other calls inside this one.
+    """Local. The ranks that were in other calls inside this one.
 
     Args:
-        state: The call in which this rank waits.
+        state: The state of this rank, which waits in the call.
         mine: The words about this rank's inner calls.
         others: The other ranks of the communicator.
         identity: The identity of the communicator.
 
     Returns:
-        Those that were in another one instead; those that have left this call without this rank's last inner one.
+        The ranks that were in another inner call; the ranks that have left this call without this rank's last inner
+        call.
     """
     number, code = divmod(state, NEXT)
     different, gone_on = [], []
     for peer in others:
         other = peer.state(identity)
-        # After the state: a rank that has left a call writes nothing more about it.
+        # Read after the state: a rank that has left a call writes no more inner calls of it.
         theirs = peer.inner(identity)
         if other is None or not theirs or theirs == mine:
             continue
@@ -249,13 +249,14 @@ def elsewhere_inside(
 
 
 def is_left_behind(me: Key, state: int, others: Sequence[Peer], identity: int) -> bool:
-    """Local. Whether those of the others that are not in this rank's call have left it, and wait for this rank.
+    """Local. Whether all ranks that are not in this rank's call have left it, and wait for this rank.
 
-    They have sent all that the call needs, and are in MPI again. What has not come after a while went to another call.
+    They have sent all messages of the call, and are in MPI again. A message that has not arrived after some time went
+    to another call.
 
     Args:
         me: This rank.
-        state: The call in which it waits.
+        state: The state of this rank, which waits in the call.
         others: The other ranks of the communicator.
         identity: The identity of the communicator.
     """
@@ -270,11 +271,11 @@ def _unknown(identity: int) -> int | None:
 
 
 class WaitsOfOthers:
-    """The ranks that other ranks wait for, by what these have written; of one look.
+    """The ranks that other ranks wait for, according to their pages; to be used in one look only.
 
     Args:
         me: This rank.
-        peers: All others.
+        peers: All other ranks.
         mine: The state of this rank on a communicator, by its identity.
     """
 
@@ -291,14 +292,14 @@ class WaitsOfOthers:
         return self._found[peer.key]
 
     def by(self, peer: Peer) -> list[Key]:
-        """Local. The ranks that a rank waits for. It may have left that to its leader, which is in the same call."""
+        """Local. The ranks that a rank waits for. Its page may name its leader, in the same call, in place of them."""
         details = self._details(peer)
         found = [Key(*one) for one in details.get("missing", ())]
         for identity, state, key in details.get("leaders", ()):
             leader = self._peers.get(Key(*key))
             if leader is not None and leader.state(identity) == state == peer.state(identity):
                 found += [Key(*one) for one in self._details(leader).get("missing", ())]
-        # What it has written may be some seconds old: one of them may have come.
+        # The page may be some seconds old: one of these ranks may have arrived.
         calls = [(identity, peer.state(identity) or 0) for identity in details.get("on", ())]
         return [key for key in dict.fromkeys(found) if not calls or self._is_missing(key, calls)]
 
@@ -311,12 +312,12 @@ class WaitsOfOthers:
 def circle(
     me: Key, late: Sequence[Peer], peers: Mapping[Key, Peer], mine: Callable[[int], int | None] = _unknown
 ) -> list[Peer]:
-    """Local. Ranks that wait for one another and at last for this one: none of them can continue.
+    """Local. A chain of ranks, each of which waits for the next, and the last for this rank: none can continue.
 
     Args:
         me: This rank.
         late: The ranks that this rank waits for.
-        peers: All others.
+        peers: All other ranks.
         mine: The state of this rank on a communicator, by its identity.
     """
     paths = [[peer] for peer in late]
@@ -334,7 +335,7 @@ def circle(
 
 
 def _life(number: int) -> str:
-    """The state of a process (`man 5 proc`), empty if there is none."""
+    """The state of a process (`man 5 proc`), empty if the process does not exist."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -342,24 +343,24 @@ def _life(number: int) -> str:
 
 
 def rivals(peers: Iterable[Peer]) -> list[Peer]:
-    """Local. Those of some ranks that may see what this rank sees, where each rank of other hosts sees a few only.
+    """Local. Ranks that may see the same as this rank, in a job where a rank of another host sees few ranks.
 
     Args:
-        peers: The ranks that may speak.
+        peers: The ranks that may report.
     """
     return [peer for peer in peers if not peer.is_far or peer.details().get("missing")]
 
 
 def claim(page: Page, others: Iterable[Peer], clock: Clock = CLOCK) -> bool:
-    """Local. Claim to end the job; whether this rank is the one that does.
+    """Local. Claim to end the job. Returns whether the claim holds, so that this rank ends it.
 
-    The earliest claim holds. Who has it waits a moment first: another rank may have read the clock before, and not have
+    The earliest claim holds. The rank first waits shortly: another one may have read the clock earlier, and not have
     written its claim yet.
 
     Args:
-        page: This rank's.
-        others: The ranks that may claim it, too.
-        clock: By which they claim it.
+        page: This rank's page.
+        others: The other ranks that may make a claim.
+        clock: The clock of all these ranks.
     """
     page.claim = mine = clock.ns()
     clock.sleep(TICK_SECONDS / 5)

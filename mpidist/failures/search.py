@@ -1,4 +1,4 @@
-"""The search for the reason why this rank can never continue; few ranks of a host search (`leaders.py`)."""
+"""The search for a deadlock of this rank; few ranks of a host search (`leaders.py`)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mpidist.recorder.time_limits import Clock
 
 
 class Search:
-    """The search of this rank.
+    """The search of this rank for a reason why it can never continue.
 
     Args:
-        clock: By which it looks.
-        thread: The program's.
+        clock: The clock for the times of looks.
+        thread: The program's own thread.
 
     Attributes:
-        late: The ranks that this rank was seen to wait for last, in the calls of the program's thread.
-        looks: Whether it looks at the others now.
-        is_led: Whether other ranks look for this one wherever it waits.
+        late: The ranks for which this rank waited at the last look, in the calls of the program's own thread.
+        looks: Whether this rank checks the others now.
+        is_led: Whether this rank has a leader in all calls in which it waits.
     """
 
     def __init__(self, clock: Clock, thread: int) -> None:
@@ -44,16 +44,16 @@ class Search:
     def begin(
         self, waiting: Sequence[Calls], waits: Waits, peers: dict[Key, Peer], order: int
     ) -> dict[str, Any]:
-        """Local. Decide whether this rank looks at the others now, and see who is late.
+        """Local. Decide whether this rank checks the others now, and find the late ranks.
 
         Args:
-            waiting: The communicators on which it waits.
-            waits: Its waits.
+            waiting: The communicators on which this rank waits.
+            waits: This rank's waits.
             peers: The other ranks.
-            order: This rank's; lower ones speak first.
+            order: This rank's place among the ranks: those of lower order report first.
 
         Returns:
-            The calls in which it waits and its leaders there, for the text of its page (`peers.WaitsOfOthers`).
+            The calls in which this rank waits and its leaders in them, for its page (`peers.WaitsOfOthers`).
         """
         self._peers = peers
         has_seen = self._seen is not None and self._seen != self._told
@@ -75,11 +75,11 @@ class Search:
         self, me: Key, waiting: Sequence[Calls], waits: Waits, differing: Differing | None,
         mine: Callable[[int], int | None], *, counts_deaths: bool,
     ) -> Reason | None:
-        """Local. Look for a reason that has not been told yet, and was seen so often that it counts.
+        """Local. Look for a reason that was not reported yet, and was found in enough successive looks.
 
         Args:
             me: This rank.
-            waiting: The communicators on which it waits, the outermost call first.
+            waiting: The communicators on which this rank waits, the outermost call first.
             waits: See `begin`.
             differing: See `deadlocks.View`.
             mine: See `deadlocks.View`.

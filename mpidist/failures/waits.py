@@ -1,4 +1,4 @@
-"""Waits: the calls in which a rank has been for some time, since when, when to tell of that, and what to advise."""
+"""Waits: the calls in which a rank has been for some time, their begin, the time of the next report, and its advice."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Wait(NamedTuple):
     """A wait on one communicator.
 
     Attributes:
-        state: In which this rank was seen to wait.
-        since: When it was seen there first.
-        warn_at: When to tell of it.
+        state: The state in which this rank waits.
+        since: Time at which the rank was first seen in this state.
+        warn_at: Time of the next report.
     """
 
     state: int
@@ -61,7 +61,7 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """The calls in which a rank waits, as its watchdog sees them from look to look.
+    """The calls in which a rank waits, updated at each look of its watchdog.
 
     Attributes:
         by_identity: The waits by communicator.
@@ -72,7 +72,7 @@ class Waits:
         self._noted = math.inf
 
     def note_time(self, now: float) -> None:
-        """Local. Note that the watchdog works. While it does not, its process stands still, and a wait gets no longer.
+        """Local. Note that the watchdog runs. If it has not run, its process was stopped: that time counts as no wait.
 
         Args:
             now: The time.
@@ -84,7 +84,7 @@ class Waits:
                 self.by_identity[identity] = Wait(state, since + gap, warn_at + gap)
 
     def look(self, opened: Iterable[Calls], now: float) -> list[Calls]:
-        """Local. The communicators on which a rank has been in one call since the last look, the outermost call first.
+        """Local. Communicators on which a rank has been in the same call since the last look, the outermost call first.
 
         Args:
             opened: The rank's calls on all communicators.
@@ -109,11 +109,11 @@ class Waits:
         return self.by_identity[calls.identity]
 
     def is_same(self, calls: Calls) -> bool:
-        """Local. Whether the rank is in the same call still."""
+        """Local. Whether the rank is still in the same call."""
         return int(calls.words[STATE]) == self.of(calls).state
 
     def tell_later(self, calls: Calls, now: float) -> None:
-        """Local. Tell of a wait again when it has lasted three times as long as now."""
+        """Local. Report a wait again when it has lasted three times as long as now."""
         state, since, _ = self.of(calls)
         self.by_identity[calls.identity] = Wait(state, since, now + 2 * (now - since))
 
@@ -122,10 +122,10 @@ def advice(*, are_late: bool, are_seen: bool, sees_some: bool, ends: bool) -> st
     """Local. The advice about a long wait, the last line of its report.
 
     Args:
-        are_late: Ranks have not come. One that has come may have been stopped in the call.
-        are_seen: All ranks are seen.
-        sees_some: The job directory shows some of them.
-        ends: The job ends.
+        are_late: Whether ranks have not arrived. If all have, one of them may have been stopped in the call.
+        are_seen: Whether this rank sees all ranks.
+        sees_some: Whether the job directory shows only some of the ranks.
+        ends: Whether the job ends.
     """
     if are_late:
         return RULE if ends else PATIENCE
@@ -134,6 +134,6 @@ def advice(*, are_late: bool, are_seen: bool, sees_some: bool, ends: bool) -> st
 
 
 def where_late(peers: Sequence[Peer]) -> list[str]:
-    """Local. Ask the first ones of those whose program has not ended where they are; a text for each."""
+    """Local. Descriptions of the first `LISTED` ranks whose program has not ended; see `peers.where_are`."""
     late = itertools.islice((peer for peer in peers if not peer.why_gone()), LISTED)
     return where_are(list(late))

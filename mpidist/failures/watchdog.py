@@ -1,11 +1,11 @@
-"""The watchdog: a thread that sees when this rank waits for others that can never come, and says so.
+"""The watchdog: a thread that detects when this rank waits for ranks that can never arrive, and reports it.
 
-It calls no MPI. While this rank waits it looks at the pages of the other ranks of the communicator:
+It calls no MPI. While this rank waits, it reads the pages of the other ranks of the communicator:
 
-- One has ended, or is in another call of the same communicator, or waits for a rank that waits for this one: it can
-  never come. The job ends, with a report.
-- All others are alive, and some are in no call: they may compute for an hour. A report after `MPIDIST_WARN_SECONDS`,
-  then ever more rarely. `MPIDIST_TIMEOUT` ends the job.
+- A rank has ended, is in another call of the same communicator, or waits for a rank that waits for this one: it can
+  never arrive. The job ends, with a report.
+- All others are alive, and some are in no call: they may compute for an hour. This rank reports the wait after
+  `MPIDIST_WARN_SECONDS`, then at growing intervals. `MPIDIST_TIMEOUT` ends the job.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mpidist")
 
-# The ranks that see the same speak in turns: the first one ends the job, and the others stay silent.
+# Ranks that see the same take turns: the first one reports and ends the job before the others print anything.
 _TURN_SECONDS = 4.0
 
 
 class Watchdog:
-    """Looks after this rank. There is one object of a process, `WATCHDOG`.
+    """The watchdog of this rank. There is one object per process, `WATCHDOG`.
 
     Args:
-        clock: By which it looks.
+        clock: The clock of the watchdog.
         recorder: The rank's calls; default: those of this process.
-        leave: Ends this process.
+        leave: A function that ends this process.
 
     Attributes:
-        place: What to call this rank.
-        end: Ends the job; None where it only reports.
-        death_notes: By which the ranks of a large job hear of deaths on other hosts.
-        page: What the others see of it; None before it looks.
+        place: The name of this rank in reports.
+        end: A function that ends the job; None if the watchdog only reports.
+        death_notes: The file in which ranks of a large job report deaths to other hosts.
+        page: The page of this rank, which the others read; None before the start.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Watchdog:
         self._process = 0
         self._waits = Waits()
         self._answered = 0
-        # Whether there is a text in the page, and whether it is that of a rank that waits.
+        # Whether the page has a text, and whether the text describes a wait.
         self._writes = self._waited = False
         self._file: OwnFile | None = None
         self.death_notes: DeathNotes | None = None
@@ -85,13 +85,13 @@ class Watchdog:
         self.place = ""
 
     def start(self, key: Key, place: str, order: int, page: Page, descriptor: int) -> None:
-        """Local. Begin to look; once it knows other ranks, later calls change nothing.
+        """Local. Start the thread. Later calls may correct the arguments until other ranks are known.
 
         Args:
             key: This process.
-            place: What to call this rank.
-            order: Its rank.
-            page: What the others see of it.
+            place: The name of this rank in reports.
+            order: This rank.
+            page: The page of this rank, which the others read.
             descriptor: The descriptor of the file behind the page, to which stacks are appended.
 
         Raises:
@@ -105,16 +105,16 @@ class Watchdog:
         self._thread.start()
 
     def look_after(self, key: Key, place: str, order: int, page: Page) -> bool:
-        """Local. As `start`, without the thread: somebody calls `tick`. Returns whether it did so already."""
+        """Local. Start without a thread: the caller calls `tick`. Returns whether the watchdog was started before."""
         if not self._peers:
-            # MPI may have another name for this host, and another rank.
+            # MPI may have another name for this host, and another rank number.
             self._me, self.place, self._order, self.page = key, place, order, page
         if self._looks_after:
             return True
         warn_seconds()
         limit_seconds()
         self._looks_after = True
-        # Loaded only here: a program of one rank waits for nobody.
+        # Loaded only here: a program of one rank never waits for other ranks.
         self._search: Search = importlib.import_module("mpidist.failures.search").Search(self._clock, self._main)
         self._looker: Looker = importlib.import_module("mpidist.failures.startup.looker").Looker(self._clock)
         self._process = os.getpid()
@@ -128,12 +128,12 @@ class Watchdog:
         note_death: Callable[[Key, str], None],
         differing: Differing | None = None,
     ) -> None:
-        """Local. Let it end the job; without this it only reports.
+        """Local. Let the watchdog end the job; without this it only reports.
 
         Args:
-            end: Ends all ranks.
-            is_over: Whether this rank ends already, for another reason.
-            note_death: Called with each rank of another host that is found dead.
+            end: A function that ends all ranks.
+            is_over: A function that returns whether this rank already ends for another reason.
+            note_death: A function, called with each rank of another host that is found dead.
             differing: See `deadlocks.View`.
         """
         self.end = end
@@ -141,11 +141,11 @@ class Watchdog:
         self._note_death, self._differing = note_death, differing
 
     def look_also(self, look: Callable[[float], None]) -> None:
-        """Local. Call a method with the time at each look, in its thread, as long as the method's object is there."""
+        """Local. Call a method with the time at each look, in the watchdog's thread, while its object exists."""
         self._looks = [*(one for one in self._looks if one() is not None), weakref.WeakMethod(look)]
 
     def open_file(self, folder: Path, *, sees_all: bool) -> Path:
-        """Local. Show other hosts what this rank does, and hear of deaths it cannot see; the directory of its file."""
+        """Local. Open this rank's file for other hosts, and that of reported deaths. Returns the file's directory."""
         if self._file is None and self._looks_after:
             try:
                 self._file = OwnFile(folder, self._me, self._clock)
@@ -154,44 +154,44 @@ class Watchdog:
                 return folder
             self.death_notes = None if sees_all else DeathNotes(folder, self._me)
             self._tell_hosts({}, after=0.0)
-            # The next look writes again: the communicator whose ranks it is for opens its calls only now.
+            # The next look writes again: the communicator for whose ranks the file was opened opens its calls only now.
             self._writes = self._waited = True
         return folder if self._file is None else self._file.folder
 
     def peers(self) -> list[Peer]:
-        """Local. The other ranks that it knows."""
+        """Local. The known other ranks."""
         return list(self._peers.values())
 
     def tell_late(self) -> str:
-        """Local. Tell where the ranks are whose program has not ended, in indented lines."""
+        """Local. Descriptions of ranks whose program has not ended, in indented lines."""
         return indented(waits.where_late(self.peers()))
 
     def others_are_inside(self, identity: int) -> bool:
-        """Local. Whether another rank is in a call on a communicator, as far as this rank sees it."""
+        """Local. Whether this rank sees another rank in a call on a communicator."""
         return any((peer.state(identity) or 0) % NEXT for peer in self._peers.values())
 
     def is_first_to_end(self) -> bool:
-        """Local. Whether no rank before this one has ended, as far as this rank sees it."""
+        """Local. Whether this rank sees no lower rank whose program has ended."""
         return not any(peer.order < self._order and peer.has_ended() for peer in self._peers.values())
 
     def end_others(self) -> None:
-        """Local. Let the watchdogs of the other ranks end their processes."""
+        """Local. Make the watchdogs of the other ranks end their processes."""
         for peer in self._peers.values():
             if peer.page is not None:
                 peer.page.ends = True
         self._clock.sleep(2 * TICK_SECONDS)
 
     def meet(self, peers: Sequence[Peer]) -> None:
-        """Local. Know other ranks, too."""
+        """Local. Add other ranks to the known ones."""
         for peer in peers:
             self._peers.setdefault(peer.key, peer)
 
     def knows(self, key: Key) -> bool:
-        """Local. Whether it knows a rank."""
+        """Local. Whether a rank is known."""
         return key in self._peers or key == self._me
 
     def note_end(self) -> None:
-        """Local. The program of this rank has ended: it makes no further call."""
+        """Local. Show that the program of this rank has ended: it makes no further call."""
         if self.page is not None and self._process == os.getpid():
             self.page.ended = True
             self._tell_hosts({}, after=0.0)
@@ -219,10 +219,10 @@ class Watchdog:
         """Local. Look once; called every `TICK_SECONDS`.
 
         Args:
-            page: This rank's.
+            page: This rank's page.
         """
         page.beat = now = self._clock.ns()
-        # It has not ended the job after all.
+        # An earlier claim to end the job is void: this rank still runs.
         page.claim = 0
         if page.ends:
             # Who has set it has printed why.
@@ -242,12 +242,12 @@ class Watchdog:
             return
         closure = self._recorder.closure
         if closure is not None and now / 1e9 - closure.since > warn_seconds() / 2:
-            # The coordinator may ask soon, and another host has only the file.
+            # The coordinator may request details soon, and from another host it can read only the file.
             self._tell_hosts(details_of((), (), self._main), after=WRITE_SECONDS)
         else:
             self._tell_hosts({}, after=0.0 if self._waited else IDLE_SECONDS)
         if self._writes and (self._waited or now - self._answered > STALE_SECONDS * 1e9):
-            # What it waited for may have come: the others must not go by that.
+            # The wait may be over: the others must not rely on an old text.
             self._writes = self._waited = False
             page.write({})
 
@@ -270,7 +270,8 @@ class Watchdog:
             self._keep_time(page, calls, waiting, now)
 
     def _hear_of_deaths(self, waiting: Sequence[Calls], note: Callable[[Key, str], None]) -> None:
-        # Who waits writes each second. What another one was in when it died it may not have written.
+        # A rank that waits writes every second, but may have died before it wrote its last call. So files that are not
+        # fresh are examined.
         others = {one for calls in waiting for one in others_of(calls, self._peers)}
         old = {one for one in others if one.is_far and not one.is_fresh()}
         for key, name in deaths_seen(old, self.death_notes):
@@ -282,7 +283,7 @@ class Watchdog:
             self._file.tell(self._recorder.opened(), details, ended=ended, after=after)
 
     def _sees_some(self, calls: Calls) -> bool:
-        """Whether the job directory shows some of the ranks only, as in a large job."""
+        """Whether the job directory shows only some of the ranks, as in a large job."""
         return self._file is not None and len(others_of(calls, self._peers)) + 1 < len(calls.members)
 
     def _missing(self, calls: Calls) -> list[Peer]:
@@ -291,13 +292,13 @@ class Watchdog:
     def _give_up(self, seen: Reason, waiting: Sequence[Calls]) -> None:
         why, blamed = seen.why, seen.blamed
         others = [peer for calls in waiting for peer in others_of(calls, self._peers)]
-        # Those that have continued cannot see that messages for this one are lost.
+        # Ranks that have continued cannot see that this rank's messages are lost.
         speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
         if any(map(self._sees_some, waiting)):
             speakers = rivals(speakers)
         identities = [calls.identity for calls in waiting]
         for _ in range(2):
-            # One that has come a moment ago sees the same at its next look, and is to speak first.
+            # A lower rank that has just arrived sees the same at its next look, and must report first.
             if any(peer.order < self._order and peer.call_untold(identities) for peer in speakers):
                 self._clock.sleep(TICK_SECONDS)
         if not self._take_turn(speakers, ends=True) or not all(map(self._waits.is_same, waiting)):
@@ -313,7 +314,7 @@ class Watchdog:
         may_end = may_end_at_start() if calls.identity == START else self.end is not None
         limit = limit_of(calls) if may_end else math.inf
         ends = now - since > limit
-        # Calls that one look has seen first are in no order: the limit of each of them holds.
+        # Calls that were first seen in the same look have no order: the limit of each of them holds.
         if not ends and (now < warn_at or calls is not waiting[0]):
             return
         if calls.identity == START:
@@ -321,7 +322,7 @@ class Watchdog:
             return
         self._waits.tell_later(calls, now)
         if self._search.is_led and not ends:
-            # Its leader speaks first.
+            # This rank's leader reports first.
             return
         late = self._missing(calls)
         others = others_of(calls, self._peers)
@@ -356,19 +357,19 @@ class Watchdog:
             text = f"{self.place} has waited {seconds:.0f} s for all ranks{', the job ends' if ends else ''}"
             self._report(text, [], [calls], lines)
         if ends:
-            # There is nothing yet that could end the other ranks: the launcher does.
+            # This rank cannot end the others yet: the launcher does when this rank ends.
             flush()
             self._leave(1)
 
     def _take_turn(self, others: Sequence[Peer], *, ends: bool) -> bool:
-        """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
+        """Whether this rank must report: the first rank that waits does; another one if that has not ended the job."""
         before = (peer for peer in others if peer.order <= self._order)
         is_first = not any(peer.may_speak(ends=self.end is not None) for peer in before)
         if not ends or self.end is None:
             return is_first
         if not is_first:
             self._wait_for_turn()
-        # Ranks that began to wait at different times may come to their turns at once.
+        # Ranks that began to wait at different times may have their turns at once.
         while not self._is_over() and self.page is not None and not claim(self.page, others, self._clock):
             self._wait_for_turn()
         return not self._is_over()
@@ -383,13 +384,13 @@ class Watchdog:
     def _pause(self) -> None:
         self._clock.sleep(TICK_SECONDS)
         if self.page is not None:
-            # Others see that it looks after its rank.
+            # Show the others that the watchdog runs.
             self.page.beat = self._clock.ns()
         self._waits.note_time(self._clock.now())
 
     def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], way_out: str) -> None:
         identities = [calls.identity for calls in waiting]
-        for _ in range(2):  # a rank that has come a moment ago will write at its next look where it is
+        for _ in range(2):  # a rank that has just arrived describes its call at its next look
             if any(peer.call_untold(identities) for peer in others):
                 self._clock.sleep(TICK_SECONDS)
         told = [f"{self.place} {tell(details_of(waiting, (), self._main))}"]

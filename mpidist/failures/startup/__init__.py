@@ -1,1 +1,1 @@
-"""The start of a job, when no rank knows the others yet: who has not come, who looks, and what is said of it."""
+"""The start of a job, when ranks are not connected yet: the search for ranks that have not arrived, and its report."""

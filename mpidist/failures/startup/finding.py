@@ -1,4 +1,4 @@
-"""The finding of a look at the ranks of this host, and what a rank that waits at the start says and does then."""
+"""The finding of a look at the ranks of this host, and the report of a rank that waits at the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpidist.failures.peers import LISTED
 from mpidist.failures.startup.ranks import Starting
 from mpidist.failures.waits import may_end_at_start
 
-# What this rank is in while MPI itself starts.
+# The name of this rank's call while MPI itself starts.
 STARTING = "starting MPI"
 _ADVICE = (
     "mpidist works on all ranks of the job by default. In a job of several programs each program passes the "
@@ -31,10 +31,10 @@ class HostFinding(NamedTuple):
     Attributes:
         made: The time of the look, in nanoseconds.
         pause: The seconds from one look to the next one.
-        late: A line for each of the first ones that have not come, or are stopped, and one for the others.
-        is_mixed: Whether one of the ranks runs no Python. It never comes.
-        first: The first process that waits, 0 if none was seen.
-        unseen: The number of ranks that cannot be seen from here.
+        late: Lines about the first ranks that have not arrived, or are stopped, and a line about the others.
+        is_mixed: Whether one of the ranks runs no Python, and so never arrives.
+        first: The process of the first rank that waits, 0 if none was seen.
+        unseen: Number of ranks that this rank cannot see.
     """
 
     made: int
@@ -45,12 +45,12 @@ class HostFinding(NamedTuple):
     unseen: int
 
 
-# Of a communicator of the program's, whose ranks nobody can tell by their environment.
+# The finding for a communicator that the program has made: the environment does not show which ranks belong to it.
 UNKNOWN = HostFinding(0, 0.0, (), is_mixed=False, first=0, unseen=1)
 
 
 def find(here: Sequence[Starting], size: int, made: int, pause: float) -> HostFinding:
-    """Local. Note what counts of a look.
+    """Local. The finding of a look.
 
     Args:
         here: The ranks of this host.
@@ -75,12 +75,12 @@ def _what_it_does(one: Starting) -> str:
 
 
 def describe(finding: HostFinding, size: int, call: str) -> str:
-    """Local. Describe the ranks that have not come, or are stopped.
+    """Local. Describe the ranks that have not arrived, or are stopped.
 
     Args:
-        finding: The finding about them.
-        size: The number of ranks that are waited for.
-        call: What this rank is in.
+        finding: The finding about the ranks of this host.
+        size: Number of ranks in the call.
+        call: The name of this rank's call.
     """
     if finding is UNKNOWN:
         return "all ranks of the communicator that was passed must open it, too"
@@ -97,7 +97,7 @@ def describe(finding: HostFinding, size: int, call: str) -> str:
 
 
 def _is_in_container() -> bool:
-    """Whether this process can tell that it runs in a container."""
+    """Whether this process detects that it runs in a container."""
     return os.getpid() == 1 or any(f"{name}_CONTAINER" in os.environ for name in ("APPTAINER", "SINGULARITY"))
 
 
@@ -105,9 +105,9 @@ class StartWait(NamedTuple):
     """A wait for the other ranks at the start.
 
     Attributes:
-        size: The number of ranks that are waited for.
-        call: What this rank is in.
-        is_over: Whether the time is over.
+        size: Number of ranks in the call.
+        call: The name of this rank's call.
+        is_over: Whether the time limit has passed.
     """
 
     size: int
@@ -118,23 +118,23 @@ class StartWait(NamedTuple):
 def judge(
     wait: StartWait, look: Callable[[], HostFinding | None], take_turn: Callable[[], None]
 ) -> tuple[str | None, bool]:
-    """Local. Decide whether this rank reports those that have not come, and whether it ends.
+    """Local. Decide whether this rank reports the ranks that have not arrived, and whether it ends.
 
     Args:
-        wait: What it waits for.
-        look: Gives what is found; None where that is not known yet.
-        take_turn: Waits until a rank that is not the first one may speak.
+        wait: The wait of this rank.
+        look: A function that returns the finding; None if there is none yet.
+        take_turn: A function that waits until a rank that is not the first one may report.
 
     Returns:
-        Lines about the others, empty where another rank speaks, None where that is not known yet; whether this rank
-        ends.
+        Lines about the other ranks, empty if another rank reports, None if there is no finding yet; and whether this
+        rank ends.
     """
     finding, me = look(), os.getpid()
     if finding is None:
         return None, False
     first, ends = finding.first, _ends(wait, finding)
     if ends and (finding.unseen or first not in (0, me)):
-        # The first one speaks. It may have done so, ended, and be unseen: the launcher ends this rank soon, too.
+        # The first rank reports. It may have done so and ended, unseen by this rank: the launcher then ends this one.
         take_turn()
         finding, first = look() or finding, me
         ends = _ends(wait, finding)
@@ -142,5 +142,5 @@ def judge(
 
 
 def _ends(wait: StartWait, finding: HostFinding) -> bool:
-    # Any program may come to the start of MPI at last.
+    # While MPI starts, a rank of any program may still arrive.
     return may_end_at_start() and (wait.is_over or (finding.is_mixed and wait.call != STARTING))

@@ -1,8 +1,9 @@
-"""The rank that looks for all ranks of its host which wait at the start; the others read what it has found.
+"""The looker: one of the ranks that wait at the start looks for all ranks of its host; the others read its finding.
 
-They do not know each other yet. Whose time is over first binds a name that is made of the launcher's process: a socket
-without a file (`man 7 unix`), which the kernel frees however the process ends, and which tells the others the number of
-that process. They read its page. If it does not answer, because it is stopped for instance, the next name counts.
+The ranks are not connected yet. The first rank that must report binds a name made of the launcher's process: a socket
+without a file (`man 7 unix`), which the kernel frees however the process ends, and which gives the others the number of
+that process. They read its page. If the process does not answer, for instance because it is stopped, the ranks try the
+next name.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from mpidist.recorder.calls import Calls
 from mpidist.recorder.rank_page import Page
 from mpidist.recorder.time_limits import CLOCK, TICK_SECONDS, Clock
 
-# So many lookers may be stopped, or be processes of other users that have taken the name.
+# Number of names: some lookers may be stopped, and processes of other users may have bound names.
 _NAMES = 8
-# A finding of a moment ago is good enough.
+# The greatest age of a finding, in addition to the pause between looks.
 _FRESH_SECONDS = 2 * TICK_SECONDS
 # The process, its user and its group.
 _CREDENTIALS = struct.Struct("3i")
-# In the text of a page.
+# The key of the finding in the text of a page.
 _ENTRY = "start"
 
 
 class Looker:
-    """The looks of this rank at those of its host, while it waits at the start.
+    """The looks of this rank at the ranks of its host, while it waits at the start.
 
     Args:
-        clock: By which it looks.
+        clock: The clock for the times of looks.
     """
 
     def __init__(self, clock: Clock = CLOCK) -> None:
@@ -48,12 +49,12 @@ class Looker:
         self._finding: HostFinding | None = None
 
     def find(self, size: int, page: Page, pause: Callable[[], None]) -> HostFinding | None:
-        """Local. Tell what the rank that looks has found; this rank looks if no other one does.
+        """Local. The finding of the rank that looks; this rank looks if no other one does.
 
         Args:
-            size: The number of ranks that are waited for.
-            page: This rank's.
-            pause: Waits a moment.
+            size: Number of ranks in the call.
+            page: This rank's page.
+            pause: A function that waits for the time between two ticks.
 
         Returns:
             The finding; None if there is none yet.
@@ -70,21 +71,21 @@ class Looker:
                     return found
         self._size = size
         if self._name is None and not self._budget.is_free(size):
-            # No rank looks for the others: each would look at all of them.
+            # No rank looks for the others: each one looks itself, and therefore rarely.
             return None
         return self._look(page)
 
     def judge(
         self, calls: Calls, page: Page, pause: Callable[[], None], take_turn: Callable[[], None], *, is_over: bool
     ) -> tuple[str | None, bool]:
-        """Local. Decide whether this rank reports those that have not come, and whether it ends.
+        """Local. Decide whether this rank reports the ranks that have not arrived, and whether it ends.
 
         Args:
             calls: The calls that open a communicator.
             page: See `find`.
             pause: See `find`.
-            take_turn: Waits until a rank that is not the first one may speak.
-            is_over: Whether the time is over.
+            take_turn: See `finding.judge`.
+            is_over: Whether the time limit has passed.
 
         Returns:
             See `finding.judge`.
@@ -94,20 +95,20 @@ class Looker:
         return findings.judge(wait, lambda: self.find(size, page, pause), take_turn)
 
     def answer(self, page: Page) -> None:
-        """Local. Look again, if this rank looks for others: one of them has asked."""
+        """Local. Look again if this rank looks for others, one of which has requested it."""
         if self._name is not None:
             with contextlib.suppress(OSError):
                 while True:
-                    # They have what they came for.
+                    # The connecting ranks need no data: they have already read this process's number.
                     self._name.accept()[0].close()
             self._look(page)
 
     def shown(self) -> dict[str, HostFinding]:
-        """Local. An entry for the text of this rank's page: what it has found for others; empty if it does not look."""
+        """Local. The entry with this rank's finding for the text of its page; empty if this rank does not look."""
         return {} if self._name is None or self._finding is None else {_ENTRY: self._finding}
 
     def stop(self) -> None:
-        """Local. Look no more: this rank waits at the start no longer."""
+        """Local. Stop looking: this rank no longer waits at the start."""
         if self._name is not None:
             self._name.close()
             self._name = None
@@ -150,7 +151,7 @@ def _bind(name: str) -> socket.socket:
     """A socket of this name.
 
     Raises:
-        OSError: Another process has it, or there can be none.
+        OSError: Another process has bound the name, or no socket can be made.
     """
     one = socket.socket(socket.AF_UNIX)
     try:
@@ -164,10 +165,10 @@ def _bind(name: str) -> socket.socket:
 
 
 def _holder(name: str) -> int:
-    """The process of this user that has a name; 0 if there is none."""
+    """The process of this user that has bound a name; 0 if there is none."""
     try:
         with socket.socket(socket.AF_UNIX) as one:
-            # The socket is never accepted: it is enough that the other process listens.
+            # The other process need not accept the connection: it is enough that it listens.
             one.setblocking(False)
             one.connect(name)
             data = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

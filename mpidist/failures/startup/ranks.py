@@ -1,4 +1,4 @@
-"""The look at the ranks of this host: which have come to the library, and what the others run.
+"""The look at the ranks of this host: which of them have reached the library, and which programs the others run.
 
 It reads some files of each process of the host, and about ten more of each rank. One rank looks for all (`looker.py`).
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mpidist import launch
 from mpidist.recorder.rank_page import PAGE_BYTES, Page
 
-# The name of the file of a page (`man 2 memfd_create`): a process that has one has come to the library.
+# The name of the file of a page (`man 2 memfd_create`): a process that has such a file has reached the library.
 PAGE_NAME = "mpidist-page"
 # Apptainer's own process, which is between the launcher and a rank in a container.
 _STARTERS = ("starter", "starter-suid")
@@ -27,7 +27,7 @@ class Starting(NamedTuple):
     Attributes:
         rank: Its rank in the job.
         process: Its process.
-        command: What it runs.
+        command: Its command line.
         is_stopped: Whether a signal has stopped it.
         has_come: Whether it has opened its page.
         is_python: Whether it runs Python.
@@ -42,7 +42,7 @@ class Starting(NamedTuple):
 
 
 class _Status(NamedTuple):
-    """The name of a process, its state and its parent, and when it was started (`man 5 proc`)."""
+    """The name of a process, its state, its parent and its start time (`man 5 proc`)."""
 
     name: str
     state: str
@@ -59,7 +59,7 @@ def ranks_here(size: int) -> list[Starting]:
     found: dict[int, Starting] = {}
     all_here: dict[int, _Status] = {}
     for name in os.listdir("/proc"):
-        # One that has ended has none.
+        # A process that has ended has no status.
         with contextlib.suppress(OSError):
             if name.isdecimal():
                 all_here[int(name)] = _status(int(name))
@@ -75,10 +75,10 @@ def ranks_here(size: int) -> list[Starting]:
                 continue
             command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
             has_come = _page_file(number) is not None
-            # After its files: a process that ends loses this one first, and a page that is gone means nothing then.
+            # Read after the other files: a process that ends loses this link first, so then a missing page is no sign.
             program = os.path.basename(os.readlink(folder / "exe"))
         except OSError:
-            # It has ended, or is another user's.
+            # The process has ended, or belongs to another user.
             continue
         found[place.rank] = Starting(
             place.rank, number, command, status.state in "Tt", has_come, program.startswith("python")
@@ -87,10 +87,10 @@ def ranks_here(size: int) -> list[Starting]:
 
 
 def launcher_here() -> tuple[int, str]:
-    """Local. The process that has started this rank and the others of this host, and when it was started itself.
+    """Local. The process that has started this rank and the others of this host, and that process's start time.
 
     Raises:
-        OSError: It cannot be seen.
+        OSError: The process cannot be seen.
     """
     launcher = _launcher(os.getppid(), {})
     return launcher, _status(launcher).started
@@ -104,7 +104,7 @@ def page_of(process: int) -> Page | None:
             return None
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # A page that is being made is shorter.
+            # A page that is not complete yet is shorter, which raises ValueError.
             return Page(memoryview(mmap.mmap(descriptor, PAGE_BYTES)))
         finally:
             os.close(descriptor)
@@ -119,7 +119,7 @@ def _status(number: int) -> _Status:
 
 
 def _launcher(parent: int, known: dict[int, _Status]) -> int:
-    """The process that has started a rank: its parent, or that of Apptainer's process around its container."""
+    """The process that has started a rank: its parent, or the parent of Apptainer's process around its container."""
     with contextlib.suppress(OSError):
         while (status := known.get(parent) or _status(parent)).name in _STARTERS:
             parent = status.parent
@@ -127,12 +127,12 @@ def _launcher(parent: int, known: dict[int, _Status]) -> int:
 
 
 def _page_file(process: int) -> str | None:
-    """The file of a process's page; its first files are read only, since a page is opened before MPI opens many."""
+    """The file of a process's page, found among its first files, since a page is opened before MPI opens many."""
     return next((file for file, target in _files(f"/proc/{process}/fd") if PAGE_NAME in target), None)
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
-    # Files come and go, that of this listing among them.
+    # Files may be closed meanwhile, as the descriptor of this listing is.
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
