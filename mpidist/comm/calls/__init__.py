@@ -1,1 +1,1 @@
-"""The order of calls: all ranks make the same ones, and differences are errors."""
+"""The order of calls: all ranks make the same calls, and differences are errors."""

@@ -1,4 +1,4 @@
-"""A function that is called before the first calls of a program; those behind them cost no more for it."""
+"""A function that is called before the first calls of a program, and adds no time to later calls."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _METHODS = ("enter", "sign_step")
 
 
 def call_before(function: Callable[[str], bool]) -> None:
-    """Local. Call a function before each call that begins, until it returns True; later calls cost nothing.
+    """Local. Call a function before each call that begins, until it returns True; later calls take no more time.
 
     Args:
-        function: Gets the name of the call.
+        function: A function of the name of the call.
     """
     originals = {name: getattr(CallOrder, name) for name in _METHODS}
     waiting = [function]
 
     def before(original: Any) -> Any:
         def method(order: CallOrder, name: str, *args: Any, **named: Any) -> Any:
-            # Some keep this function.
+            # Code that has fetched this method earlier keeps it.
             if waiting and function(name):
                 waiting.clear()
                 for one, unchanged in originals.items():

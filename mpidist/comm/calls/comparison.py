@@ -1,7 +1,7 @@
-"""The comparison of calls: what ranks show each other of them, and what happens where they differ.
+"""The comparison of calls: the checksums that ranks show each other, and the errors if they differ.
 
-The ranks of a node compare checksums in their barrier, whose words hold them, or, after a call that goes another way,
-in the page of the node. Ranks on different nodes send theirs now and then, and in every step.
+The ranks of a node compare checksums in their barrier, whose words contain them, or, after a call without that barrier,
+in the page of the node. Ranks on different nodes send their checksums at intervals, and in every step.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class CallComparison:
     Attributes:
         broken: The call that was left in the middle, empty if there is none. Later calls are refused.
         number: The number of the last call.
-        key: The last call: its name, what must be the same on all ranks, dtype and shape. The same object again and
-            again where it does not change.
+        key: The last call: its name, its detail that must be the same on all ranks, dtype and shape. It stays the same
+            object as long as calls repeat.
         is_across: Whether there are ranks with which this one shares no memory.
-        is_asked: Whether this rank was interrupted, and not all ranks know it yet.
-        last_checkpoint: The last checkpoint that these ranks have saved, for the text.
-        owner: The number of the strategy whose call the last one is; 0: no strategy's.
+        is_asked: Whether this rank was interrupted, and not all ranks are notified yet.
+        last_checkpoint: The last checkpoint that these ranks have saved, for the text of errors.
+        owner: The number of the strategy that made the last call; 0: no strategy.
         mark: The checksum of this call and all before it, and a flag for an interrupt; a barrier shows it.
-        is_shown, page, barrier: Whether `show` was called, and what it got.
+        is_shown, page, barrier: Whether `show` was called, and its arguments.
     """
 
-    # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
+    # With more than 30 attributes Python would use a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
         "_awaits", "_batch", "_calls", "_depth", "_is_compared", "_is_interrupted", "_mark_before", "_meets",
         "_messages", "_others", "_own", "_shown", "_step", "_taken", "_tell", "_word", "_words", "barrier", "broken",
@@ -54,7 +54,7 @@ class CallComparison:
         self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
         self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
-        # The batch that the program took last, and a checksum over those that it took since the last call.
+        # The batch that the program took last, and a checksum of the batches that it took since the last call.
         self._batch, self._taken = (0, 0, 0), 0
         self.page: CallPage | None = None
         self.barrier: Callable[[], None] | None = None
@@ -71,7 +71,7 @@ class CallComparison:
         Args:
             page: The page of this rank's node; None where the ranks share no memory.
             barrier: The barrier of this rank's node, on that page.
-            messages: Where there are ranks that this rank shares no memory with, else None.
+            messages: The messages between nodes; None where this rank shares memory with all ranks.
         """
         self.is_shown = True
         self.barrier = barrier
@@ -82,12 +82,12 @@ class CallComparison:
             self._tell = page.tell if page.is_wide else None
 
     def show_call(self) -> None:
-        """Local. Let the end of this call compare it: all ranks will have come, but not by the node's barrier."""
+        """Local. Show this call, so that its end compares it: all ranks enter it, but not by the node's barrier."""
         if (words := self._words) is not None:
             number = self.number
             is_first = self._shown < number - 1
             if is_first:
-                # A rank that is one call behind, and stays there, compares that one.
+                # A rank that stays one call behind compares the previous call.
                 words[self._own[1 - (number & 1)]] = (number - 1) * NUMBER + self._mark_before
             self._shown = number
             words[self._own[number & 1]] = self._word = number * NUMBER + self.mark
@@ -98,20 +98,20 @@ class CallComparison:
                 tell(number)
 
     def show_refusal(self) -> None:
-        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out."""
+        """Local. Show that this rank refuses its call, and the reason: ranks that wait in the call then leave it."""
         self.show_call()
         self._awaits = False
         if self.page is not None:
             self.page.write(self.number, self.number, self._text())
 
     def look_ahead(self) -> None:
-        """Local. Show this call, and compare it with those of the node's ranks that have done so, before MPI is called.
+        """Local. Show this call, and compare it with the calls that the node's ranks have shown, before MPI is called.
 
-        A call of MPI whose messages do not fit may end the job in its own way, or never return. Ranks that enter at the
-        same moment miss each other, and compare at the end.
+        A call of MPI whose messages do not match may end the job without a report, or never return. Ranks that enter at
+        the same time may not see each other's call, and compare at the end.
 
         Raises:
-            MismatchError: They make another call; only on the later rank, so that the job ends.
+            MismatchError: A rank makes another call; only on the later rank, so that the job ends.
         """
         self.show_call()
         if (words := self._words) is not None:
@@ -126,16 +126,16 @@ class CallComparison:
                 self._awaits = False
 
     def meet(self, count: int, *, differs: bool) -> None:
-        """Collective over the node. Take note of a barrier in which marks were not the same.
+        """Collective over the node. Handle a barrier in which the marks of the ranks differ.
 
-        Where there are several nodes, the next message between them compares, so that all ranks raise the same error.
+        On several nodes the next message between them compares, so that all ranks raise the same error.
 
         Args:
             count: The number of the barrier.
-            differs: Ranks are in different calls. Else one of them was interrupted.
+            differs: Whether ranks are in different calls; if not, one of them was interrupted.
 
         Raises:
-            MismatchError, InterruptedCallError: They differ; on every rank of the node.
+            MismatchError, InterruptedCallError: The calls differ; on every rank of the node.
         """
         if not differs:
             self._is_interrupted = True
@@ -143,16 +143,16 @@ class CallComparison:
             self._refuse(self.page, MEETINGS + count)
 
     def look(self, has_met: Callable[[], bool]) -> None:
-        """Local. Compare this call with those of the node's ranks, again and again in a rank that waits.
+        """Local. Compare this call with the calls of the node's ranks; a rank that waits calls this repeatedly.
 
-        A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
+        A rank may never arrive if it is in another call, has left a call in the middle, or has failed.
 
         Args:
-            has_met: Whether all ranks have come: one may have continued since, and failed behind this call.
+            has_met: A function that returns whether all ranks have arrived: one may have failed after this call.
 
         Raises:
             MismatchError, InterruptedCallError: See `meet`.
-            RankError: A rank that this one waits for has failed, and comes no more; on every rank of the node.
+            RankError: A rank that this one waits for has failed, and will not arrive; on every rank of the node.
         """
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
@@ -163,16 +163,16 @@ class CallComparison:
             self._refuse(page, number)
 
     def difference(self) -> str:
-        """Local. The difference of the ranks' last calls, as far as this rank sees it; empty if there is none."""
+        """Local. The difference of the ranks' last calls; empty if this rank sees none."""
         if self.page is None or not self.page.differs(self.number, self.mark):
             return ""
         return f"ranks have made different calls: some of them not {told(self._text())}, or others before it. {HINT}"
 
     def differing(self) -> tuple[Sequence[int], str]:
-        """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
+        """Local. The ranks that have shown another call than this rank, or left one in the middle; and a description.
 
-        Any thread may call this: a rank that waits in MPI does not look. Nor does it say in which call it is, as
-        another rank may ask that has seen the difference: this does.
+        Any thread may call this, since a rank that waits in MPI neither compares nor shows the text of its call.
+        Another rank may have seen the difference and need that text: this shows it.
         """
         page = self.page
         if page is None:
@@ -201,10 +201,7 @@ class CallComparison:
 
     @contextlib.contextmanager
     def compared(self) -> Iterator[None]:
-        """Local. The calls that are entered within are compared in another way before they send anything.
-
-        Or they send nothing.
-        """
+        """Local. A context whose calls are compared in another way before they send anything, or send nothing."""
         before, self._is_compared = self._is_compared, True
         try:
             yield
@@ -221,10 +218,10 @@ class CallComparison:
             raise call_text.left_in_the_middle(name, self.broken, self.last_checkpoint)
 
     def restart(self, *, keeps_call: bool = False) -> None:
-        """Local. From now on checksums are the same on all ranks again: all of them know that they differed.
+        """Local. Reset the checksums, after all ranks have detected that these differed.
 
         Args:
-            keeps_call: The last call was the same on all ranks, and some of them may still compare it.
+            keeps_call: Whether the last call was the same on all ranks, so that some may still compare it.
         """
         self.mark = self._taken = 0
         self._awaits = False
@@ -237,13 +234,13 @@ class CallComparison:
         """Collective. Call a function while this rank waits for a comparison between nodes.
 
         Args:
-            look: May raise an error that all ranks share. None: call nothing.
+            look: The function, which may raise an error that all ranks share. None: no function.
         """
         if self.is_across:
             self._messages.look = look
 
     def meet_across(self) -> None:
-        """Collective where ranks share no memory, else Local. Wait for all ranks, where somebody listens meanwhile."""
+        """Collective where ranks share no memory, else Local. Wait for all ranks if `listen` has set a function."""
         if self.is_across and self._messages.look is not None:
             self._complete()
             self._messages.begin(0, is_asked=False)
@@ -255,20 +252,20 @@ class CallComparison:
         return self._messages.count if self.is_across else 0
 
     def catch_up(self, comparisons: int) -> None:
-        """Collective. End all comparisons between nodes, of which ranks have begun different numbers.
+        """Collective. End all comparisons between nodes when ranks have begun different numbers of them.
 
         Args:
-            comparisons: The largest number.
+            comparisons: The largest of these numbers.
         """
         if self.is_across:
             self._messages.catch_up(comparisons)
 
     def go_on_at(self, number: int, noted: int) -> None:
-        """Local. Go on as if so many calls had been made; all ranks do so where some have given up one.
+        """Local. Set the number of the last call; all ranks do so after some ranks have given up a call.
 
         Args:
-            number: The number of signed calls, not smaller than that of any rank.
-            noted: The number of all calls, likewise.
+            number: Number of signed calls, not smaller than on any rank.
+            noted: Number of all calls, not smaller than on any rank.
         """
         self.number = self._shown = number
         self.restart()
@@ -295,7 +292,7 @@ class CallComparison:
                 self._refuse(page, self.number)
 
     def _compare_across(self) -> None:
-        """Collective. Begin to compare, once the comparison before is complete. What it brought is not sent again."""
+        """Collective. Begin to compare after the previous comparison; an interrupt from that one is not sent again."""
         self._complete()
         self._messages.begin(self.mark & HASH, is_asked=self.is_asked and not self._is_interrupted)
 
@@ -311,10 +308,10 @@ class CallComparison:
     def _refuse(self, page: CallPage, place: int) -> NoReturn:
         """Collective over the node. Raise an error with the calls of all its ranks.
 
-        Their texts are about `place`; see `CallPage.write`.
+        The ranks' texts are about `place`; see `CallPage.write`.
 
         Raises:
-            MismatchError: They differ.
+            MismatchError: The calls differ.
             InterruptedCallError: A rank has left its call in the middle.
         """
         page.write(place, self.number, self._text())
@@ -335,10 +332,10 @@ class CallComparison:
         return mismatch(key, self.number, texts, "this call, or one before it")
 
     def _text(self, where: str | None = None) -> str:
-        """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
+        """The text of this rank's call for the other ranks. `where` is its line, by default the line of this thread."""
         where = where_called() if where is None else where
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        # It is no part of the signature: ranks may refuse a call for several reasons.
+        # The reason is no part of the signature: ranks may refuse a call for different reasons.
         reason = getattr(self.key[1], "reason", "") if len(self.key) > 1 else ""
         why = f": {reason}" if reason else ""
         return f"{describe(self.key)}{owned_by(self.owner)}{why}{where}{step}{taken(*self._batch)}"

@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class LargestNumbers(Protocol):
-    """Waits for the largest numbers of all ranks."""
+    """A pending operation that finds the largest numbers of all ranks."""
 
     def __call__(self, look: Callable[[], None] | None = None, /) -> list[int]:
-        """Collective. The numbers; after an error of `look` it can be called again.
+        """Collective. Wait for the numbers; after an error of `look` this can be called again.
 
         Args:
-            look: Called again and again meanwhile, and may raise.
+            look: A function that is called repeatedly meanwhile, and may raise.
         """
         ...
 
@@ -23,16 +23,16 @@ BeginMax = Callable[[list[int]], LargestNumbers]
 
 
 class CallMessages:
-    """Comparisons between nodes, one of which is under way at a time.
+    """Comparisons between nodes, of which at most one is pending.
 
     Args:
-        begin_max: Finds the largest numbers.
-        gather: Collective. The texts of all ranks.
+        begin_max: A function that finds the largest numbers of all ranks.
+        gather: A function that is Collective and returns the texts of all ranks.
 
     Attributes:
         gather: The constructor's argument.
-        look: Called while this rank waits, and may raise; None: nothing.
-        count: The number of the comparisons that this rank has begun.
+        look: A function that is called while this rank waits, and may raise; None: no function.
+        count: Number of comparisons that this rank has begun.
     """
 
     def __init__(self, begin_max: BeginMax, gather: Callable[[str], list[str]]) -> None:
@@ -43,17 +43,17 @@ class CallMessages:
         self._pending: LargestNumbers | None = None
 
     def begin(self, checksum: int, *, is_asked: bool) -> None:
-        """Collective. Begin to compare; the comparison before is complete.
+        """Collective. Begin to compare; the previous comparison must be complete.
 
         Args:
             checksum: The checksum of this rank's call and all before it.
-            is_asked: This rank was interrupted.
+            is_asked: Whether this rank was interrupted.
         """
         self.count += 1
         self._pending = self._begin_max([checksum, -checksum, int(is_asked)])
 
     def complete(self) -> tuple[bool, bool]:
-        """Collective. End the comparison that is under way.
+        """Collective. Complete the pending comparison.
 
         Returns:
             Whether all ranks have made the same calls, and whether a rank was interrupted.
@@ -61,22 +61,22 @@ class CallMessages:
         pending = self._pending
         if pending is None:
             return True, False
-        # Where `look` raises, it is under way still.
+        # If `look` raises, the comparison is still pending.
         largest, smallest, is_interrupted = pending(self.look)
         self._pending = None
         return largest == -smallest, bool(is_interrupted)
 
     def forget(self) -> None:
-        """Local. Take calls before this moment for equal: ranks know already that they differ."""
+        """Local. Treat all earlier calls as equal: the ranks have already detected that these differ."""
         pending = self._pending
         if pending is not None:
             self._pending = lambda look=None: [0, 0, pending(look)[2]]
 
     def catch_up(self, count: int) -> None:
-        """Collective. End all comparisons, where ranks have begun different numbers of them; nothing is compared.
+        """Collective. End all comparisons without comparing, when ranks have begun different numbers of them.
 
         Args:
-            count: The largest number.
+            count: The largest of these numbers.
         """
         self.look, look = None, self.look
         while self.count < count:

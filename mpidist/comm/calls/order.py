@@ -1,10 +1,10 @@
 """The order of calls on a communicator: one at a time, the same on all ranks, each one to its end.
 
-All ranks must make the same calls in the same order, or results are wrong in silence. Each call is signed: a checksum
-goes over its name, operation, dtype and shape, over the strategy whose it is, and over all calls before it, and
-`CallComparison` compares it.
+All ranks must make the same calls in the same order, or results are silently wrong. Each call is signed: a checksum of
+its name, operation, dtype and shape, of the number of its strategy, and of all calls before it. `CallComparison`
+compares the checksums.
 
-An interrupt travels with the checksums: all ranks raise it at the end of the same call.
+An interrupt is sent with the checksums: all ranks raise it at the end of the same call.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mpidist.recorder.calls import CODES, NEXT, SPREAD, STATE, WHICH, Calls
 if TYPE_CHECKING:
     from mpidist.arrays import AnyArray
 
-# Between nodes the checksums of so many calls are compared by one message; a name of the module costs less than `has`.
+# Number of calls whose checksums one message compares between nodes. Reading this name takes less time than `has`.
 _EVERY = USUAL.every
 
 
 class _PastCall(tuple[Any, ...]):
-    """A call that the next one is not the same as, so that it counts as new. Others may still ask what it was."""
+    """A key that equals no other, so that the next call counts as new. Its elements can still be read."""
 
     __slots__ = ()
     __hash__ = tuple.__hash__
@@ -48,16 +48,16 @@ class CallOrder(CallComparison):
     """The calls of this rank on one communicator. `with order.enter(...)` surrounds a call, which may contain others.
 
     Args:
-        calls: Where the calls are recorded.
+        calls: The record of the calls.
         processes: The processes of the ranks.
         is_alone: Whether no other rank makes these calls.
 
     Attributes:
-        is_under_way: A call sets it before it moves or changes the first byte. If it then ends with an exception, it
-            was left in the middle. `AT_ONCE` where it makes no further calls: a signal handler may not, either.
+        is_under_way: Whether the call has moved or changed data. If it then ends with an exception, it was left in the
+            middle. `AT_ONCE` if it makes no further calls: a signal handler must not make calls then, either.
         is_alone: Whether no other rank makes these calls.
-        is_part: Whether these calls are made inside others, or by our own thread: an interrupt is not theirs to raise.
-        left, identity: The number and the text of a call that an exception has left; of the communicator.
+        is_part: Whether these calls are made inside others, or by a background thread, and so raise no interrupts.
+        left, identity: The number and the text of a call that an exception has left; the communicator's identity.
     """
 
     __slots__ = (
@@ -85,27 +85,27 @@ class CallOrder(CallComparison):
         return self._depth > 0
 
     def deal(self, kind: str) -> int:
-        """Collective. A number for a strategy or a dataset on these ranks, the same on all of them; they begin at 1.
+        """Collective. A number for a strategy or a dataset on these ranks, the same on all of them, starting at 1.
 
-        Strategies on the same ranks share their calls' order, and their calls may look alike. The number in each call's
-        signature says whose it is.
+        Strategies on the same ranks share one order of calls, and their calls may be alike. The number in each call's
+        signature identifies the strategy.
 
         Args:
-            kind: What is numbered, "strategy" or "dataset".
+            kind: The kind of object, "strategy" or "dataset".
         """
         self._dealt[kind] = number = self._dealt.get(kind, 0) + 1
         return number
 
     def note_batch(self, dataset: int, iteration: int, position: int) -> None:
-        """Local. Sign, with the next call, that the program has taken a batch; all ranks must do so between two calls.
+        """Local. Include a batch that the program has taken in the signature of the next call.
 
-        That is so only where one thread takes the batch and makes the calls before and behind it: of two threads nobody
-        knows which one came first.
+        All ranks must take the batch between the same two calls. This is checked only if the thread that takes it also
+        makes the calls before and after: two threads have no defined order.
 
         Args:
             dataset: The number of the dataset; see `deal`.
             iteration: The number of the pass.
-            position: How many batches it has taken in this pass; -1 at the end.
+            position: Number of batches taken in this pass; -1 at the end.
         """
         if self._calls.thread == get_ident():
             self._batch = batch = dataset, iteration, position
@@ -126,13 +126,13 @@ class CallOrder(CallComparison):
 
         Args:
             name: The name of the call.
-            detail: What must be the same on all ranks: an operation, a root; hashable, with a `str` that is the same on
-                all ranks. Its attribute `subject`, if there is one, names it in errors.
-            array: Its dtype and shape must be the same on all ranks; None where there is none.
-            owner: The number of the strategy whose call it is, see `deal`; 0: no strategy's.
-            meets: No rank leaves this call before all have entered it.
-            only_dtype: The shape may differ between ranks.
-            sign: A checksum of the detail; by default one is made and kept.
+            detail: An object that must be the same on all ranks, as an operation or a root; hashable, with a `str` that
+                is the same on all ranks. Its attribute `subject`, if there is one, names it in errors.
+            array: An array whose dtype and shape must be the same on all ranks; None if there is none.
+            owner: The number of the strategy that makes the call, see `deal`; 0: no strategy.
+            meets: Whether no rank leaves this call before all have entered it.
+            only_dtype: Whether the shape may differ between ranks.
+            sign: A checksum of the detail; default: one is computed and cached.
 
         Raises:
             InterruptedCallError: An earlier call was left in the middle.
@@ -150,7 +150,7 @@ class CallOrder(CallComparison):
             self.key = key
         else:
             if sign is not None:
-                # `_sign_as`, in place: each metric has another sign.
+                # `_sign_as`, inlined: each metric has another sign.
                 sign += owner * SPREAD
                 self._step = self.key = key
                 self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
@@ -173,7 +173,7 @@ class CallOrder(CallComparison):
             calls.enter(name, key, self._code, owner)
             self._depth += 1
             return self
-        # `Calls.enter`, in place: a call of a method takes a tenth of the time of all this.
+        # `Calls.enter`, inlined: calling a method takes a tenth of the time of `enter`.
         self._depth = calls.depth = 1
         calls.owner = owner
         calls.thread = get_ident()
@@ -183,9 +183,9 @@ class CallOrder(CallComparison):
         return self
 
     def _enter_compared(self, name: str, owner: int) -> CallOrder:
-        """Collective. Enter a call that is compared between nodes: one that is new before it sends anything.
+        """Collective. Enter a call that is compared between nodes; a new call is compared before it sends anything.
 
-        Where sizes differ MPICH 5.0 ends the job inside most collective calls, whatever the error handler is, and names
+        Where sizes differ, MPICH 5.0 ends the job inside most collective calls under any error handler, and names
         neither call. The calls of a training repeat: soon none is new.
         """
         is_new, self._signs.has_new = self._signs.has_new and not self._is_compared, False
@@ -202,25 +202,25 @@ class CallOrder(CallComparison):
         return self
 
     def _sign_as(self, name: str, key: tuple[Any, ...], owner: int) -> int:
-        """Note another call than the last one; returns its sign, with whose it is and which batches came before it."""
+        """Note a call that differs from the last one; returns its sign, with its strategy and the batches before it."""
         sign = self._signs[key] + owner * SPREAD
-        # `code_of`, in place.
+        # `code_of`, inlined.
         self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
         if key != self.key:
-            # Else the same object remains, by which the front of each strategy knows the call.
+            # An equal key stays the same object: each strategy's front recognizes the call by its identity.
             self.key = key
         taken, self._taken = self._taken, 0
         return sign + taken * (self._calls.thread == get_ident())
 
     def sign_step(self, name: str, detail: object, owner: int, *, sign: int, meets: bool) -> None:
-        """Local. Sign a step in what `during` has begun; before it sends anything, `compare_across` must follow.
+        """Local. Sign a step inside `during`; `compare_across` must follow before the step sends anything.
 
         Args:
             name: See `enter`.
             detail: See `enter`.
             owner: See `enter`.
             meets: See `enter`.
-            sign: A checksum of the detail; each step has another one.
+            sign: A checksum of the detail, different for each step.
 
         Raises:
             InterruptedCallError: An earlier call was left in the middle.
@@ -237,11 +237,11 @@ class CallOrder(CallComparison):
         self._mark_before = before = self.mark
         self.mark = before * 31 + sign & HASH
         self._meets = meets
-        # The comparison that follows is of all calls until here.
+        # The comparison that follows covers all calls up to this one.
         self._signs.has_new = False
         if self.is_asked and not self.is_across:
             self.mark += FLAG
-        # Others may be in the same call and make no step: that shows there.
+        # Other ranks may be in the same call and make no step: their watchdogs see the difference in the inner calls.
         self._calls.note_inner(name, self.key, self._code)
 
     def surround(self) -> CallOrder:
@@ -250,16 +250,16 @@ class CallOrder(CallComparison):
         return self
 
     def restart(self, *, keeps_call: bool = False) -> None:
-        """Local. As of `CallComparison`; which calls are new is the same on all ranks again, too."""
+        """Local. See `CallComparison.restart`; all ranks also regard the same calls as new again."""
         super().restart(keeps_call=keeps_call)
         self._signs.clear()
         self.key = _PastCall(self.key)
 
     def sign(self, name: str, detail: object, array: AnyArray, owner: int) -> None:
-        """Local. Sign what another thread does later: ranks that begin something else differ from now on.
+        """Local. Sign an operation that another thread does later: ranks that begin another one differ from now on.
 
         Args:
-            name: The name of what is done. It gets no number: a rank that leaves it out is not one call behind.
+            name: The name of the operation. It gets no number: a rank that omits it is not one call behind.
             detail: See `enter`.
             array: See `enter`.
             owner: See `enter`.
@@ -276,10 +276,10 @@ class CallOrder(CallComparison):
             WATCH.require_alive(self._processes, name)
 
     def during(self, name: str, owner: int = 0) -> CallOrder:
-        """Local. Begin what all ranks do in several calls, or in none: an interrupt waits for its end.
+        """Local. Begin an operation of several calls, or of none, on all ranks; an interrupt waits for its end.
 
         Args:
-            name: The name of all this.
+            name: The name of the operation.
             owner: See `enter`.
 
         Raises:
@@ -294,9 +294,9 @@ class CallOrder(CallComparison):
             return self
         thread = get_ident()
         if calls.thread != thread:
-            # Of two threads nobody knows which one came first; see `note_batch`.
+            # Two threads have no defined order; see `note_batch`.
             self._taken = 0
-        # `Calls.enter`, in place.
+        # `Calls.enter`, inlined.
         self._depth = calls.depth = 1
         calls.owner = owner
         calls.thread = thread
@@ -313,7 +313,7 @@ class CallOrder(CallComparison):
             KeyboardInterrupt: A rank was interrupted; on all ranks that are in this call, once it is done.
         """
         if self._awaits and (words := self._words) is not None:
-            # Where nothing differs, a comparison needs no further call.
+            # If nothing differs, the comparison is done here, without the time of a call.
             word = self._word
             for place in self._others[self.number & 1]:
                 if words[place] != word:
@@ -328,7 +328,7 @@ class CallOrder(CallComparison):
                 raise
         calls = self._calls
         if calls.depth == 1 and self._is_plain:
-            # `Calls.leave`, in place.
+            # `Calls.leave`, inlined.
             calls.depth = 0
             self._state[STATE] = calls.state
         else:
@@ -352,8 +352,8 @@ class CallOrder(CallComparison):
         """
         try:
             if is_shared(error):
-                # The ranks have made different calls, and know it. Not where numbers do not fit: each rank finds that
-                # in its own, while others may still compare this call. So it is with wrong arguments.
+                # The ranks have detected different calls. An overflow or a wrong argument is another error: each rank
+                # finds it in its own values, while others may still compare this call.
                 if not isinstance(error, OverflowError):
                     self.restart(keeps_call=not isinstance(error, MpidistError))
             elif self.is_under_way and not self.broken:
@@ -362,7 +362,7 @@ class CallOrder(CallComparison):
                 if isinstance(error, Exception):
                     self._compare()
                 is_other = is_of_other_size(error)
-                # While this rank still shows its own call.
+                # This must run while this rank still shows its own call.
                 others = WATCHDOG.tell_late() if is_other else ""
                 self.broken = f"{self.key[0]} was left in the middle by {what}"
                 if self.page is not None:
@@ -377,12 +377,12 @@ class CallOrder(CallComparison):
             self.is_under_way = self._depth > 0 and self.is_under_way > 0
 
     def __enter__(self) -> CallOrder:
-        """Local. Itself: `enter` has entered."""
+        """Local. This object: `enter` has entered the call."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """Local, and Collective with ranks that make another call. See `leave` and `fail`."""
-        # A step that was signed in it ends here, too.
+        # A step that was signed inside the call ends here, too.
         self._calls.inner = ""
         if error is None:
             self.leave()
@@ -390,6 +390,6 @@ class CallOrder(CallComparison):
             self.fail(error)
 
     def interrupt(self) -> bool:
-        """Local. Raise KeyboardInterrupt at the end of the outermost call; False if that was asked for already."""
+        """Local. Raise KeyboardInterrupt at the end of the outermost call; False if that was requested already."""
         was_interrupted, self._is_interrupted = self._is_interrupted, True
         return not was_interrupted

@@ -1,6 +1,6 @@
-"""The schedule by which ranks compare what they do, beside the checksums of every call; one for the whole package.
+"""The schedule by which ranks compare calls, in addition to the checksum of every call; one for the whole package.
 
-Comparing is a collective call: all ranks must compare or none. So only the number of a call may decide it.
+A comparison is a collective call: all ranks must compare or none. So only the number of a call may decide it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 
 class Schedule(NamedTuple):
-    """The numbers of the calls that ranks compare; the first one is number 1.
+    """The numbers of the calls that ranks compare; the first call has number 1.
 
     Attributes:
-        first: The number of first calls that are compared, before anything is sent.
-        every: The distance of the later calls that are compared.
+        first: Number of calls at the beginning that are all compared, before anything is sent.
+        every: Distance of the later calls that are compared.
     """
 
     first: int
@@ -33,5 +33,5 @@ EVERY_CALL = Schedule(first=sys.maxsize, every=1)
 
 
 def schedule_of(*, check: bool) -> Schedule:
-    """Local. The schedule of ranks that check every call, or not; see `CommunicationOptions`."""
+    """Local. The schedule with or without a check of every call; see `CommunicationOptions`."""
     return EVERY_CALL if check else USUAL

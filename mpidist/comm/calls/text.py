@@ -1,4 +1,4 @@
-"""The texts about calls: what a rank calls, where, and how the ranks differ."""
+"""The texts about calls: a rank's call, its line in the program, and the differences between ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 from mpidist.errors import InterruptedCallError, MismatchError, mark_shared
 from mpidist.recorder.calls import THREADS, Calls, describe
 
-# Checksums of so many different calls are kept.
+# Number of different calls whose checksums are kept.
 _KEPT = 1024
 HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
 
@@ -25,8 +25,8 @@ _TAKEN_HINT = (
     "Examples would be repeated or skipped: call `next(iterator)` equally often on every rank, also to look at a batch "
     "(`element_spec` tells shapes and dtypes without one)."
 )
-# Stand around the number of a strategy, and what has been taken of a dataset, in the text of a call. They are told
-# where ranks differ in that.
+# Control characters around the number of a strategy, and around the last batch, in the text of a call. Errors include
+# these parts only if ranks differ in them.
 _OWNER, _TAKEN = re.compile("\x1f([^\x1f]*)\x1f?"), re.compile("\x1e([^\x1e]*)\x1e?")
 
 # The text of a rank whose call is not known.
@@ -42,11 +42,11 @@ _NESTED = (
 
 
 def refuse_inside(name: str, thread: int) -> NoReturn:
-    """Local. Raise RuntimeError: a call begins where it would meet the middle of another one.
+    """Local. Raise RuntimeError: a call begins in the middle of another one.
 
     Args:
         name: The name of the call.
-        thread: That is in the other one.
+        thread: The thread that is in the other call.
     """
     raise RuntimeError(f"{name}: {_NESTED if thread == get_ident() else THREADS}")
 
@@ -56,8 +56,8 @@ def left_in_the_middle(name: str, broken: str, last_checkpoint: str) -> Interrup
 
     Args:
         name: The name of the call.
-        broken: Which one was left, and why.
-        last_checkpoint: The last one that these ranks have saved; empty if there is none.
+        broken: The call that was left, and the reason.
+        last_checkpoint: The last checkpoint that these ranks have saved; empty if there is none.
     """
     good = f"The last good checkpoint is {last_checkpoint}. " if last_checkpoint else ""
     return InterruptedCallError(
@@ -70,7 +70,7 @@ class Checksums(dict[tuple[Any, ...], int]):
     """The checksums of calls, the same on every rank.
 
     Attributes:
-        has_new: Whether one was made since this was set to False; at the same call on every rank.
+        has_new: Whether a checksum was made since this was set to False; at the same call on every rank.
     """
 
     has_new = False
@@ -92,17 +92,17 @@ def where_called() -> str:
 
 
 def _is_of_library(module: str) -> bool:
-    # A thread of the library begins in `threading`, and so does a program's; whose own lines come first.
+    # Threads of the library and of the program both begin in `threading`; a program's own frames are found first.
     return module in ("mpidist", "threading") or module.startswith("mpidist.")
 
 
 def owned_by(owner: int) -> str:
-    """Local. The words of a call's text that say whose it is; `mismatch` reads them."""
+    """Local. The part of a call's text that names the strategy; `mismatch` reads it."""
     return f"\x1f{owner}\x1f"
 
 
 def taken(dataset: int, iteration: int, position: int) -> str:
-    """Local. The words of a call's text for the batch that the program took last; see `CallOrder.note_batch`."""
+    """Local. The part of a call's text about the batch that the program took last; see `CallOrder.note_batch`."""
     if not dataset:
         return ""
     place = "the end" if position < 0 else f"batch {position}"
@@ -110,12 +110,12 @@ def taken(dataset: int, iteration: int, position: int) -> str:
 
 
 def told(text: str, *, has_owners: bool = True, has_taken: bool = True) -> str:
-    """Local. The text of a call for people.
+    """Local. The text of a call for an error.
 
     Args:
-        text: With what `owned_by` and `taken` have put in.
-        has_owners: Say whose it is.
-        has_taken: Say which batch was taken before it.
+        text: The text with the parts of `owned_by` and `taken`.
+        has_owners: Whether to name the strategy.
+        has_taken: Whether to name the batch that was taken before.
     """
     return _TAKEN.sub(r"\1" if has_taken else "", _OWNER.sub(_named_owner if has_owners else "", text))
 
@@ -127,12 +127,12 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
         key: The key of this rank's call. Its detail may have a `subject`, which names it.
         number: The number of the call.
         texts: The texts of the ranks' calls.
-        what: Where they differ.
+        what: The call in which they differ.
     """
     has_owners, has_taken = _differ(_OWNER, texts), _differ(_TAKEN, texts)
     hint = OWNERS_HINT if has_owners else _TAKEN_HINT if has_taken else HINT
     if len(set(texts.values())) == 1 and _TAKEN.search(texts[min(texts)]):
-        # The texts have the last batch of each rank, which one of them may have taken after a batch more.
+        # The texts name only the last batch of each rank: one rank may have taken an additional batch before it.
         has_taken, what, hint = True, f"{what}, or in the batches taken before it", f"{HINT} {_TAKEN_HINT}"
     by_text: dict[str, list[int]] = {}
     for rank, shown in texts.items():
@@ -150,14 +150,14 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
 
 
 def _differ(part: re.Pattern[str], texts: Mapping[int, str]) -> bool:
-    """Whether ranks differ in a part of their texts. Another rank's may not be known."""
+    """Whether ranks differ in a part of their texts. Unknown texts do not count."""
     found = [part.search(text) for text in texts.values() if text != UNKNOWN]
     return len({one.group(1) if one else "" for one in found}) > 1
 
 
 def is_of_other_size(error: BaseException) -> bool:
     """Local. Whether an error of MPI says that a message was longer than what this rank's call takes."""
-    # Its class is known where MPI is; the texts of MPICH and Open MPI are their own.
+    # The class of the error cannot be imported without MPI; both MPICH's and Open MPI's texts contain this word.
     return type(error).__module__.startswith("mpi4py") and "truncate" in str(error).lower()
 
 
@@ -168,11 +168,11 @@ def _named_owner(found: re.Match[str]) -> str:
 def differing_calls(
     calls: Calls, gather: Callable[[tuple[str, int]], Sequence[tuple[str, int]]]
 ) -> MismatchError:
-    """Collective. The error of ranks whose exchange belongs to other calls of the program on some of them.
+    """Collective. The error of ranks whose exchange belongs to different calls of the program.
 
     Args:
         calls: This rank's calls.
-        gather: Collective. Gives each rank what all give: a text, and the number of the call.
+        gather: A function that is Collective and gathers from all ranks a text and the number of the call.
     """
     try:
         told, numbers = zip(*gather((_text(calls), calls.number)), strict=True)
@@ -184,7 +184,7 @@ def differing_calls(
 
 
 def other_call(calls: Calls) -> MismatchError:
-    """Local. The error of a rank that got, as MPI matches messages by their order, those of a call it did not make."""
+    """Local. The error of a rank that got messages of a call that it did not make: MPI matches messages by order."""
     texts = {rank: _text(calls) if rank == calls.rank else UNKNOWN for rank in range(len(calls.members))}
     return _mismatch(calls, texts, "this call, or one before it")
 

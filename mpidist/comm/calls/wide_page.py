@@ -1,7 +1,7 @@
 """The page of a node with many ranks, none of which looks at all others in a call.
 
-Before a rank sends anything it compares its call with those of its neighbours in the tree of ranks, and with the first
-one that was shown; where they differ, it says so in a word that every rank reads at the end of the call. Thus all ranks
+Before a rank sends anything, it compares its call with the calls of its neighbours in the tree of ranks, and with the
+first call that was shown. If they differ, it sets a word that every rank reads at the end of the call. Thus all ranks
 see a difference at the end of the same call: where calls differ, two neighbours differ; the later one of them sees the
 other's word before it enters MPI; and no rank leaves before all have entered.
 """
@@ -15,12 +15,10 @@ from mpidist.comm.calls.signature_page import FLAG, HASH, NUMBER, PAGE_BYTES, WI
 
 
 class WidePage(CallPage):
-    """The page of many ranks; the first rank has words that all of them write, each by the parity of a call's number.
+    """Local. The page of many ranks, with words that all ranks write. It takes the arguments of `CallPage`.
 
-    They are: the first call that was shown; the number of a call in which ranks differ; and a call in which a rank was
-    interrupted.
-
-    Local. It takes the arguments of `CallPage`.
+    The first rank's part of the page has these words, each by the parity of a call's number: the first call that was
+    shown; the number of a call in which ranks differ; and a call in which a rank was interrupted.
     """
 
     is_wide = True
@@ -30,17 +28,17 @@ class WidePage(CallPage):
         self._first, self._differing, self._flagged = (
             (WIDE_WORDS + kind, WIDE_WORDS + kind + 1) for kind in (0, 2, 4)
         )
-        # It is the word of no call, so each call is looked at closely; that is a look at it.
+        # This word never equals a call's word, so each call is compared closely, which reads this word only.
         self.looked_at = ((self._differing[0],), (self._differing[1],))
         parent = parent_of(place)
         near = [*([] if parent is None else [parent]), *children_of(place, len(ranks))]
         even = [one * PAGE_BYTES // 8 for one in near]
         self._near = (tuple(even), tuple(one + 1 for one in even))
-        # The last call after which all ranks began again from 0: what was shown of it is ignored.
+        # The last call after which all ranks reset their checksums: words about it are ignored.
         self._settled = 0
 
     def tell(self, number: int) -> None:
-        """Local. Compare the call that this rank has just shown, and say where it differs or the rank was interrupted.
+        """Local. Compare the call that this rank has just shown, and show a difference or an interrupt to all ranks.
 
         Args:
             number: The number of the call.
@@ -49,21 +47,21 @@ class WidePage(CallPage):
         word = self.shown(number)
         if word & FLAG:
             words[self._flagged[parity]] = word
-        # Of two neighbours one at least sees the other's word.
+        # At least one of two neighbours sees the other's word.
         order_stores()
         if words[self._first[parity]] // NUMBER < number:
-            # Where several ranks write it at the same moment, what neighbours see remains.
+            # If several ranks write it at the same time, the comparison of neighbours still finds the difference.
             words[self._first[parity]] = word
         if self._sees(number, word):
             words[self._differing[parity]] = number * NUMBER
 
     def differs(self, number: int, mark: int) -> bool:
-        """Local. Whether a rank has said that ranks differ in the call of this number; see `tell`."""
-        del mark  # which one of the calls this rank's is
+        """Local. Whether a rank has shown that ranks differ in the call of this number; see `tell`."""
+        del mark  # any difference between ranks counts, whichever of the calls is this rank's
         return number > self._settled and self.words[self._differing[number & 1]] // NUMBER == number
 
     def sees_difference(self, number: int, mark: int) -> bool:
-        """Local. See `CallPage.sees_difference`; if so, it lasts, and others should see it, too."""
+        """Local. See `CallPage.sees_difference`; a difference to a neighbour or to the first call counts, too."""
         return self.differs(number, mark) or (number > self._settled and self._sees(number, mark))
 
     def settle(self, number: int) -> None:
@@ -72,11 +70,11 @@ class WidePage(CallPage):
         self._settled = number
 
     def is_flagged(self, number: int, mark: int) -> bool:
-        """Local. Whether a rank has shown this call, and an interrupt with it."""
+        """Local. Whether a rank has shown this call with an interrupt."""
         return self.words[self._flagged[number & 1]] == number * NUMBER + (mark | FLAG)
 
     def differs_for_long(self, number: int, mark: int) -> bool:
-        """Local. See `CallPage.differs_for_long`; the others see it then, too."""
+        """Local. See `CallPage.differs_for_long`; this then shows the difference to all ranks."""
         is_long = super().differs_for_long(number, mark)
         if is_long:
             self.words[self._differing[number & 1]] = number * NUMBER
@@ -88,7 +86,7 @@ class WidePage(CallPage):
         self.words[self._differing[number & 1]] = number * NUMBER
 
     def _sees(self, number: int, mark: int) -> bool:
-        """Whether a neighbour, or the rank that was first, has shown a call of this number, and it is another one."""
+        """Whether a neighbour, or the first rank to show a call of this number, has shown another call."""
         for place in (*self._near[number & 1], self._first[number & 1]):
             word = self.words[place]
             if (word ^ mark) & HASH and word // NUMBER == number:
