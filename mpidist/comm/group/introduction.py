@@ -1,7 +1,7 @@
-"""The introduction: what the ranks of a new communicator tell each other, host by host.
+"""The introduction: the data that the ranks of a new communicator exchange, node by node.
 
-A rank's words are for the ranks of its node, of which there are some hundreds at most. The first rank of each node says
-in one text to all ranks what those of other nodes need, which is far less.
+Each rank sends its data to the ranks of its node, some hundreds at most. The first rank of each node sends the data
+that the ranks of other nodes need, which are far less, to all ranks in one text.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from mpidist.comm.group.resource import Identity
 from mpidist.comm.group.shared_file import SharedFile, Shown, can_open, ways
 from mpidist.failures.deaths import Process
 
-# Of a rank, for those of other nodes: its number, host, process and namespace, what it offers, the way to its page.
+# A rank's data for other nodes: its number, host, process and namespace, the identities that it offers, the path of its
+# page.
 _Row = tuple[int, str, int, str, dict[Identity, int], "tuple[Any, ...] | None"]
 
 
 class RankWords(NamedTuple):
-    """A rank's words to the other ranks of a new communicator.
+    """The data that a rank sends to the other ranks of a new communicator.
 
     Attributes:
         rank: Its number.
         process: Its process.
-        identity: The identity of the communicator, if the first rank says it.
-        offered: What it has dropped; see `mpidist.comm.group.resource`.
-        page: The way to its page.
-        job_directory: For files of the ranks, if the first rank names one.
+        identity: The identity of the communicator, on the first rank.
+        offered: The resources that it has dropped; see `mpidist.comm.group.resource`.
+        page: The path of its page.
+        job_directory: The directory for files of the ranks, on the first rank, if there is one.
         cores: The cores of its process.
         shares_files: Whether it can open a file of the first rank of its node.
     """
@@ -46,13 +47,13 @@ class RankWords(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """The words of a node to all ranks.
+    """The data that a node sends to all ranks.
 
     Attributes:
-        identity: That of its first rank.
-        job_directory: That of its first rank.
-        shares_files: Whether all its ranks do.
-        rows: Its ranks, in their order.
+        identity: The identity that its first rank has sent.
+        job_directory: The directory that its first rank has sent.
+        shares_files: Whether all its ranks share files.
+        rows: The rows of its ranks, in their order.
     """
 
     identity: Identity
@@ -62,18 +63,18 @@ class _Node(NamedTuple):
 
 
 class Introduced(NamedTuple):
-    """The words of all ranks, as a rank has heard them.
+    """The data of all ranks that a rank has received.
 
     Attributes:
         identity: The identity of the communicator.
-        job_directory: For files of the ranks; empty if there is none.
+        job_directory: The directory for files of the ranks; empty if there is none.
         processes: The process of each rank.
         leaders: The first rank of each rank's node.
-        offers: What ranks have dropped.
-        pages: The ways to the pages of the ranks of this rank's host.
+        offers: The resources that ranks have dropped.
+        pages: The paths of the pages of ranks on this rank's host.
         cores: The cores of the ranks of this rank's node.
         shares_files: Whether the ranks of each node share files.
-        is_node: Whether those of this rank's node do.
+        is_node: Whether the ranks of this rank's node share files.
     """
 
     identity: Identity
@@ -88,13 +89,13 @@ class Introduced(NamedTuple):
 
 
 def introduce(mpi: Any, node_color: int | None, words: RankWords) -> tuple[Any, Introduced]:
-    """Collective. The communicator of this rank's node, and what all ranks say of themselves.
+    """Collective. The communicator of this rank's node, and the data of all ranks.
 
     Args:
         mpi: All ranks, an mpi4py intracommunicator.
-        node_color: Ranks with equal colors are one node. Default: the ranks that share memory according to MPI, if each
-            of them can really open a file that another has made there.
-        words: This rank's.
+        node_color: The color of this rank's node: ranks with equal colors are one node. Default: the ranks that share
+            memory according to MPI, if each of them can open a file that another has made in it.
+        words: The data of this rank.
     """
     if node_color is None:
         node = mpi.Split_type(importlib.import_module("mpi4py.MPI").COMM_TYPE_SHARED, key=mpi.rank)
@@ -117,7 +118,7 @@ def introduce(mpi: Any, node_color: int | None, words: RankWords) -> tuple[Any, 
 
 
 def _tell(mpi: Any, node: Any, words: RankWords) -> Introduced:
-    """Collective. Hear the ranks of this node, and the first rank of each other node."""
+    """Collective. Exchange data with the ranks of this node, and receive the data of all other nodes."""
     near = gather_objects(node, words)
     own = _Node(
         near[0].identity, near[0].job_directory, all(one.shares_files for one in near), list(map(_row_of, near))
@@ -144,7 +145,7 @@ def _tell(mpi: Any, node: Any, words: RankWords) -> Introduced:
 
 
 def _row_of(words: RankWords) -> _Row:
-    # One text for all ranks of a host: thousands of copies would be megabytes.
+    # All ranks of a host share one string: thousands of copies would take megabytes.
     host, namespace = sys.intern(words.process.host), sys.intern(words.process.namespace)
     page = None if words.page is None else tuple(words.page)
     return words.rank, host, words.process.number, namespace, words.offered, page

@@ -1,7 +1,8 @@
-"""The exchange of Python objects between all ranks, which moves few bytes where they are the same on all of them.
+"""The exchange of Python objects between all ranks, which sends few bytes if the objects are the same on all ranks.
 
-First the ranks combine a checksum and the length of their pickled objects. Most objects are what all ranks must have
-alike, so most exchanges end there, with as many bytes on 65,536 ranks as on two. Else each rank gets those of all.
+First the ranks combine a checksum and the length of their pickled objects. Most objects must be the same on all ranks,
+so most exchanges end there, with as many bytes on 65,536 ranks as on two. If objects differ, each rank gets those of
+all ranks.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Objects up to this length travel in records as long as the longest of them; what follows an object's end is not read.
+# Objects up to this length are sent in records as long as the longest object; the padding after an object is not read.
 _RECORD_BYTES = 512
 # The largest prime below 2**62. An object's checksum, its bytes modulo this, fits an integer of MPI.
 _PRIME = (1 << 62) - 57
-# The checksum of 1 MB takes 1 ms, and sending 1 MB less: longer objects are not compared.
+# The largest size that is compared: the checksum of 1 MB takes 1 ms, and sending 1 MB takes less.
 _COMPARED_BYTES = 1 << 20
 
 
 def checksum_of(data: bytes, rank: int) -> int:
-    """Local. An integer that differs between ranks whose data differ; between all ranks where data are long.
+    """Local. An integer that differs between ranks whose data differ, and between all ranks whose data are long.
 
     Args:
         data: This rank's object, pickled.
@@ -34,11 +35,11 @@ def checksum_of(data: bytes, rank: int) -> int:
 
 
 def gather_objects(mpi: Any, value: T) -> list[T]:
-    """Collective. The ranks' picklable values; they may be one object, which nobody changes.
+    """Collective. The ranks' values. All may be the same object, so the caller must not change it.
 
     Args:
         mpi: An mpi4py intracommunicator.
-        value: This rank's.
+        value: This rank's value, picklable.
     """
     mpi4py = _mpi4py()
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -59,10 +60,10 @@ def gather_data(mpi: Any, data: bytes, longest: int) -> list[Any]:
     size = mpi.size
     if longest <= _RECORD_BYTES:
         records = bytearray(longest * size)
-        # Not mpi4py's `allgather`, which makes two calls.
+        # mpi4py's `allgather` would make two calls of MPI.
         mpi.Allgather(data.ljust(longest, b"."), records)
         return [pickle.loads(records[begin : begin + longest]) for begin in range(0, len(records), longest)]
-    # Those of one rank may be far longer than those of the others.
+    # The data of one rank may be far longer than the data of the others, so records of one length would be too long.
     lengths = array("q", bytes(8 * size))
     mpi.Allgather(array("q", (len(data),)), lengths)
     everyone = memoryview(bytearray(sum(lengths)))
@@ -73,5 +74,5 @@ def gather_data(mpi: Any, data: bytes, longest: int) -> list[Any]:
 
 @functools.cache
 def _mpi4py() -> Any:
-    # Loaded by name: it is there, since `mpi` is one of its objects.
+    # Loaded by name: the module is already imported, since `mpi` is one of its objects.
     return importlib.import_module("mpi4py.MPI")

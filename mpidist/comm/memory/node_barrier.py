@@ -1,6 +1,6 @@
 """A barrier of a node's ranks in memory that they share: half a microsecond where every rank has a core.
 
-Where ranks outnumber cores, a rank may wait for another that waits for its core. Therefore it gives the core away at
+Where ranks outnumber cores, a rank may wait for another rank that waits for a core. Therefore it yields its core at
 once.
 """
 
@@ -13,38 +13,38 @@ from mpidist.comm.calls.signature_page import FLAG, FLAGGED, HASH, NUMBER, CallP
 from mpidist.comm.group.communicator import Communicator
 from mpidist.failures.deaths import WATCH
 
-# Looks at the others' words before this rank gives its core away between looks: about 80 us. Fewer looks are no
+# Number of looks at the others' words before this rank yields its core between looks: about 80 us. Fewer looks are no
 # faster on an idle machine; on a busy one another program takes the core and keeps it for milliseconds.
 _SPINS = 2000
-# Once in so many looks MPI gets a chance to progress: the rank that this one waits for may wait in MPI until this one
-# sends or receives, and MPI need not make progress outside its calls (MPI 4.1, 2.9).
+# Number of looks between two calls that let MPI progress: the rank that this one waits for may wait in MPI until this
+# one sends or receives, and MPI need not make progress outside its calls (MPI 4.1, 2.9).
 PROGRESS_LOOKS = 64
 
 
 class NodeBarrier:
-    """Words, one per rank: a rank that arrives counts up its own, and looks at the others until all have counted.
+    """Local. A barrier of words, one per rank: a rank increments its own, and waits until all others have that count.
 
-    A word is a count, and beside it the mark of the call that the rank is in: ranks that meet in different calls see
-    it at no cost.
+    A word consists of a count and the mark of the rank's call: ranks that meet in different calls detect that without
+    further looks.
 
-    Local. Args:
+    Args:
         node: The ranks of a node.
-        page: Theirs.
-        order: The calls in which they meet here.
-        core_count: Number of cores that they may use together.
+        page: The page of the node.
+        order: The calls in which the ranks use this barrier.
+        core_count: Number of cores that the ranks may use together.
 
     Attributes:
         core_count: The constructor's argument.
     """
 
     def __init__(self, node: Communicator, page: CallPage, order: CallOrder, core_count: int) -> None:
-        # Aligned words of eight bytes are written and read in one piece: no rank sees half a count.
+        # Aligned words of eight bytes are written and read atomically: no rank sees half a count.
         self._words, self._own, self._others = page.words, page.own_barrier, page.others_barriers
         self._least = 0
         self.core_count = core_count
-        # How often to look before giving the core away.
+        # Number of looks before this rank yields its core.
         self._spins = _SPINS if core_count >= node.size else 0
-        # Any call of MPI will do, and this one changes nothing.
+        # Any call of MPI lets it progress; this one changes nothing.
         self._progress = node.mpi.Iprobe
         self._node = node
         self._order = order
@@ -55,7 +55,7 @@ class NodeBarrier:
         return self._least // NUMBER
 
     def go_on_at(self, count: int) -> None:
-        """Local. Go on as if so many had been entered, as all ranks do; not fewer than any rank has."""
+        """Local. Set the number of entered barriers, on all ranks alike; not fewer than any rank has entered."""
         self._least = self._words[self._own] = count * NUMBER
 
     def __call__(self) -> None:
@@ -80,7 +80,7 @@ class NodeBarrier:
                     break
                 looks += 1
                 if looks > self._spins:
-                    # It also releases the GIL, so that other threads of this process continue during a long wait.
+                    # This also releases the GIL, so that other threads of this process continue during a long wait.
                     os.sched_yield()
                     if looks % PROGRESS_LOOKS == 0:
                         self._look_around()
@@ -88,9 +88,9 @@ class NodeBarrier:
             self._look_closely(least, word)
 
     def _look_around(self) -> None:
-        """Let MPI progress, and look whether those that this rank waits for will come."""
+        """Let MPI progress, and check whether the ranks that this one waits for will arrive."""
         self._progress()
-        # A rank in another call may never come.
+        # A rank in another call may never arrive.
         self._order.look(self._has_met)
         if WATCH.dead:
             self._node.require_whole("a barrier of the node")
@@ -99,7 +99,7 @@ class NodeBarrier:
         return all(self._words[other] >= self._least for other in self._others)
 
     def _look_closely(self, least: int, word: int) -> None:
-        """Look why marks are not the same. All ranks are in this barrier, or in the next one."""
+        """Find the reason why marks differ. All ranks are in this barrier, or in the next one."""
         is_interrupted, differs = bool(word & FLAG), False
         for other in self._others:
             seen = self._words[other]
@@ -107,7 +107,7 @@ class NodeBarrier:
                 is_interrupted = is_interrupted or bool(seen & FLAG)
                 differs = differs or bool((seen ^ word) & HASH)
             else:
-                # It has found no difference in this barrier, or it would not be in the next one.
+                # That rank has found no difference in this barrier, or it would not be in the next one.
                 is_interrupted = is_interrupted or self._words[other + FLAGGED] == least
         if is_interrupted or differs:
             self._order.meet(least // NUMBER, differs=differs)

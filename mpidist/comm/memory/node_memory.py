@@ -1,6 +1,6 @@
 """Node memory: a file in /dev/shm that all ranks of a node have mapped.
 
-All pages of the file are allocated when it is made: if /dev/shm is full, that is an error there and not a SIGBUS later.
+All pages of the file are allocated when it is made: a full /dev/shm is then an error, and not a SIGBUS later.
 Each rank allocates its share of them, so that they are in memory near its cores (`man 7 numa`). The file has no name
 where the system allows that, so a killed job leaves no files (`shared_file.py`).
 """
@@ -54,7 +54,7 @@ class NodeMemory(Resource):
         try:
             maps = _share(communicator, byte_count, has_name=False)
         except (FileNotFoundError, PermissionError):
-            # The error is that of all ranks. Ranks in different containers may share a directory and no processes.
+            # All ranks get the same error. Ranks in different containers may share a directory and no processes.
             maps = _share(communicator, byte_count, has_name=True)
         self.bytes: AnyArray = np.frombuffer(maps[0], np.uint8)
         self.readable: AnyArray = np.frombuffer(maps[1], np.uint8)
@@ -97,7 +97,7 @@ def _share(communicator: Communicator, byte_count: int, *, has_name: bool) -> tu
             return descriptor
 
         # A failed step raises on every rank: none may continue alone. No rank leaves `together` before every rank has
-        # entered it: by then each has opened the file or failed, and the first one's descriptor can be closed. The
+        # entered it: by then each rank has opened the file or failed, and the first rank can close its descriptor. The
         # mapped memory stays until the last rank unmaps it or ends.
         descriptor = together(communicator, f"reserving {byte_count} bytes of node memory in {folder}", reserve)
         maps = together(communicator, "mapping node memory", lambda: _map(descriptor, byte_count))
@@ -107,9 +107,10 @@ def _share(communicator: Communicator, byte_count: int, *, has_name: bool) -> tu
 
 
 def _log_domains(memory: mmap.mmap, share: tuple[int, int]) -> None:
-    """Log on which NUMA domains the pages are that this rank has allocated: near its cores, if it is bound to some."""
+    """Log the NUMA domains of the pages that this rank has allocated: near its cores, if it is bound to cores."""
     array: AnyArray = np.frombuffer(memory, np.uint8)
-    # The system counts pages that this process has touched. Until another rank's are, all are this rank's own.
+    # The system counts pages that this process has touched. Before it touches those of other ranks, all counted pages
+    # are its own.
     array[slice(*share, mmap.PAGESIZE)].max(initial=0)
     logger.info(
         "pages of this rank's share of node memory by NUMA domain: %s (cores %s)", pages_by_domain(array.ctypes.data),
@@ -118,7 +119,7 @@ def _log_domains(memory: mmap.mmap, share: tuple[int, int]) -> None:
 
 
 def own_share(byte_count: int, rank: int, size: int) -> tuple[int, int]:
-    """Local. The first byte and the end of the pages that a rank of a node allocates; they may be none."""
+    """Local. The first byte and the end of the pages that a rank of a node allocates, which may be empty."""
     pages = -(-byte_count // mmap.PAGESIZE)
     begin, end = (min(-(-pages * at // size) * mmap.PAGESIZE, byte_count) for at in (rank, rank + 1))
     return begin, end

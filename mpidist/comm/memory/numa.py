@@ -1,4 +1,4 @@
-"""NUMA domains: on which memory of a node the pages of a mapping are (`man 7 numa`)."""
+"""NUMA domains: the parts of a node's memory, and the pages of a mapping on each of them (`man 7 numa`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def domain_count(root: Path = Path("/")) -> int:
-    """Local. The number of domains of this node that have memory, 1 where the system does not say.
+    """Local. The number of domains of this node that have memory, 1 where the system does not report it.
 
     Args:
-        root: The folder of /sys.
+        root: The folder that contains /sys.
     """
     try:
         text = (root / "sys/devices/system/node/has_memory").read_text()
@@ -20,11 +20,11 @@ def domain_count(root: Path = Path("/")) -> int:
 
 
 def pages_by_domain(address: int, root: Path = Path("/")) -> dict[int, int]:
-    """Local. The number of pages on each domain, of those of a mapping that this process has touched.
+    """Local. The number of pages on each domain; only pages of a mapping that this process has touched count.
 
     Args:
-        address: At which the mapping begins.
-        root: The folder of /proc.
+        address: Address of the mapping.
+        root: The folder that contains /proc.
     """
     try:
         lines = (root / "proc/self/numa_maps").read_text().splitlines()

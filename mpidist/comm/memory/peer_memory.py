@@ -25,8 +25,9 @@ from mpidist.errors import MismatchError, mark_shared
 SWITCH = "MPIDIST_PEER_MEMORY"
 CHECK = "MPIDIST_CHECK=1"
 
-# Under Yama, the security module of Debian and Ubuntu, only its ancestors may trace a process, unless it allows more by
-# this call (`man 2 PR_SET_PTRACER`). The kernel still checks the user under PTRACER_ANY. MPI libraries do the same.
+# Under Yama, the security module of Debian and Ubuntu, only its ancestors may trace a process, unless the process
+# allows others by this call (`man 2 PR_SET_PTRACER`). The kernel still checks the user under PTRACER_ANY. MPI libraries
+# do the same.
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _PR_SET_PTRACER = 0x59616D61
 _PTRACER_ANY = ctypes.c_ulong(-1)
@@ -47,7 +48,7 @@ class PeerMemory:
     Args:
         processes: The process number of each rank of the node.
         rank: This rank among them.
-        table: An array of int64 and shape (ranks, 3) in node memory. Each rank shows the others its addresses there.
+        table: An array of int64 and shape (ranks, 3) in node memory, in which each rank shows the others its addresses.
         barrier: The barrier of the node.
 
     Attributes:
@@ -76,7 +77,7 @@ class PeerMemory:
         Args:
             source: The array to be read; contiguous.
             target: The array to be written to; contiguous.
-            byte_count: The number that all ranks must have in common, so that none writes beyond another's array.
+            byte_count: The size of the arrays, the same on all ranks, so that none writes beyond the end of an array.
 
         Returns:
             Whether the kernel reaches the arrays of all ranks; the same on every rank. It may not reach memory that a
@@ -87,8 +88,8 @@ class PeerMemory:
         """
         shown = [address_of(source)]
         shown.append(shown[0] if target is source else address_of(target))
-        # Asked of the keys, which look at a few names. The set would look at every module of the program: beside
-        # PyTorch 8 us, and 30 us between large arrays, which push the modules' names out of the cache.
+        # The view of the keys looks up a few names. The set would iterate over every module of the program, which takes
+        # 8 us with PyTorch, and 30 us between large arrays, which evict the modules' names from the cache.
         has_driver = not sys.modules.keys().isdisjoint(_DRIVERS)
         if has_driver and not all(self._reaches(address) for address in set(shown)):
             shown = [0, 0]
@@ -145,7 +146,7 @@ class PeerMemory:
 def open_peer_memory(
     communicator: Communicator, table: AnyArray, barrier: Callable[[], None]
 ) -> tuple[PeerMemory | None, str]:
-    """Collective. Open the memory of this node's other ranks, if every rank of every node can reach that of its node.
+    """Collective. Open the memory of this node's other ranks, if every rank can reach the memory of its node's ranks.
 
     Args:
         communicator: All ranks.
@@ -153,7 +154,7 @@ def open_peer_memory(
         barrier: The barrier of the node.
 
     Returns:
-        The memory, or None on every rank; and the reason for None, as far as this rank knows it.
+        The memory, or None on every rank; and the reason for None that this rank has found.
     """
     node = communicator.node
     why = _why_not()
@@ -181,13 +182,13 @@ def open_peer_memory(
 
 
 def _why_not() -> str:
-    """The reason for not trying it at all; empty if there is none."""
+    """The reason why peer memory cannot be tried; empty if there is none."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     if not hasattr(_calls(), "process_vm_readv"):
         return "this system has no process_vm_readv"
     if _YAMA.exists():
-        # Before any rank tries: the others cannot read this process otherwise.
+        # This must precede the first attempt of any rank: the others cannot read this process otherwise.
         _calls().prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)
     return ""
 

@@ -12,7 +12,7 @@ from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
 
 
 class SharedBuffers:
-    """The buffers that a backend has allocated and of which this rank still has an array.
+    """The buffers that a backend has allocated, and of which arrays still exist on this rank.
 
     Args:
         communicator: All ranks.
@@ -27,7 +27,7 @@ class SharedBuffers:
         """Collective. Allocate zeros for this rank, uint8, in memory that all ranks of its node see.
 
         Args:
-            byte_count: The same on every rank.
+            byte_count: The size, the same on every rank.
 
         Raises:
             OSError: There is no room; on every rank.
@@ -76,8 +76,8 @@ class _Buffer:
 def address_of(array: AnyArray) -> int:
     """Local. The address at which the array begins."""
     try:
-        # Takes a quarter of the other's time, but fails for arrays that are read-only, empty or of a dtype of
-        # ml_dtypes.
+        # This takes a quarter of the time of `__array_interface__`, but fails for arrays that are read-only, empty or of
+        # a dtype of ml_dtypes.
         return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
     except (TypeError, ValueError):
         return int(array.__array_interface__["data"][0])

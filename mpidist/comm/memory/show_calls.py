@@ -1,4 +1,4 @@
-"""The beginning of comparing calls: the ranks of a communicator get a page on each node, or a channel."""
+"""The setup of the comparison of calls: the ranks of a communicator get a page on each node, or messages."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ else:
     WidePage = at_first_use("mpidist.comm.calls.wide_page", "WidePage")
     TreeBarrier = at_first_use("mpidist.comm.memory.tree_barrier", "TreeBarrier")
 
-# On x86 all ranks see a rank's stores in their order, and loads are done in theirs (Intel SDM 3A, 9.2.2). On other
-# machines a rank could see a counter before the data that were written ahead of it.
+# On x86 all ranks see a rank's stores in program order, and loads are done in program order (Intel SDM 3A, 9.2.2). On
+# other machines a rank could see a counter before the data that were written earlier.
 _ORDERED_MACHINES = ("x86_64", "AMD64")
 
 
 def show_calls(communicator: Communicator) -> None:
     """Collective at the first call for a communicator, then Local. Let its ranks compare their calls.
 
-    Where ranks share no memory, or would not see each other's writes in their order, they send messages.
+    Ranks that share no memory, or would not see each other's writes in program order, send messages.
 
     Args:
         communicator: The ranks.
@@ -44,7 +44,7 @@ def show_calls(communicator: Communicator) -> None:
         return
     page = barrier = messages = None
     if _keeps_order(communicator):
-        # Without node memory the error comes on every rank.
+        # If node memory cannot be made, every rank gets the error.
         with contextlib.suppress(OSError):
             memory = NodeMemory(communicator, PAGE_BYTES * max(communicator.node_sizes)).bytes
             ranks, cores = zip(*node.all_gather_object((communicator.rank, own_cores())), strict=True)
@@ -67,5 +67,5 @@ def open_node_barrier(communicator: Communicator) -> Callable[[], None]:
 
 
 def _keeps_order(communicator: Communicator) -> bool:
-    """Collective. Whether the ranks of a node see each other's writes in their order; the same on all nodes."""
+    """Collective. Whether the ranks of a node see each other's writes in program order; the same on all nodes."""
     return not communicator.all_reduce_max(int(platform.machine() not in _ORDERED_MACHINES))

@@ -1,9 +1,9 @@
-"""A barrier of many ranks of a node: they arrive up a tree and are released down it, so that each looks at a few.
+"""A barrier of many ranks of a node: arrivals go up a tree and releases go down, so that each rank looks at a few.
 
-A rank shows that it has arrived when all its children have, and beside that what marks there are in its part of the
-tree. The first rank knows those of all ranks then, and its verdict goes down with the release: all ranks raise the same
-error in the same barrier. No rank arrives at the next barrier before its parent has released it, and none releases
-before all below have arrived; so nobody changes a word that another has yet to read.
+A rank shows that it has arrived after all its children have, with the marks in its part of the tree. The first rank
+then has the marks of all ranks, and sends its verdict down with the release: all ranks raise the same error in the same
+barrier. No rank arrives at the next barrier before its parent has released it, and none releases before all ranks below
+it have arrived. So no rank changes a word that another rank has yet to read.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_barrier import PROGRESS_LOOKS, NodeBarrier
 from mpidist.comm.memory.sleepers import Sleepers
 
-# A rank with a core of its own that has waited for longer than a time slice sleeps. Where ranks outnumber cores it
-# sleeps at once: its turns would keep the core from those that have work. A step of 64 ranks on 2 cores, beside other
-# programs, took 17 ms so, and 37 to 54 ms where they gave their cores away for 5 ms first; one of 12 ranks 2 to 4 ms,
-# and 9 to 20 ms.
+# Seconds for which a rank with a core of its own yields before it sleeps: longer than a time slice. Where ranks
+# outnumber cores, a rank sleeps at once: its turns would keep the core from ranks that have work. A step of 64 ranks on
+# 2 cores, beside other programs, took 17 ms so, and 37 to 54 ms where ranks yielded for 5 ms first; a step of 12 ranks
+# took 2 to 4 ms, and 9 to 20 ms.
 _YIELDS_SECONDS = 0.005
-# After so long it looks whether MPI or others need it. Each sleep is twice as long as the one before, up to this time
-# for every 16 ranks of the node: all their looks together take a few percent of a core.
+# Seconds of the first sleep, after which a rank lets MPI progress and checks the other ranks. Each sleep is twice as
+# long as the one before, up to 5 ms for every 16 ranks of the node and 0.5 s at most: the looks of all ranks together
+# take a few percent of a core.
 _SLEEP_SECONDS, _LOOKERS, _LONGEST_SLEEP_SECONDS = 0.005, 16, 0.5
-# A part of the tree in which marks differ shows another mark than its first rank's.
+# Changes the mark of a part of the tree in which marks differ, so that it differs from the mark of its first rank.
 _UNLIKE = 0x2AAAAA
 _DIFFERS = 1
 
 
 class TreeBarrier(NodeBarrier):
-    """Two words for each rank: the count of its arrival with the mark of its part of the tree, and that of its release.
+    """Local. A barrier in a tree of ranks. It takes the arguments of `NodeBarrier`.
 
-    Local. It takes the arguments of `NodeBarrier`.
+    Each rank has two words: the count of its arrival with the mark of its part of the tree, and the count of its
+    release with the verdict.
     """
 
     def __init__(self, node: Communicator, page: CallPage, order: CallOrder, core_count: int) -> None:
@@ -44,8 +46,8 @@ class TreeBarrier(NodeBarrier):
         children = children_of(node.rank, node.size)
         self._children = tuple(arrivals[child] for child in children)
         self._release = releases[node.rank]
-        # Where somebody says that he sleeps: of each word there is one writer. A word of all children would be set back
-        # by one that is about to leave the barrier before.
+        # Words in which ranks show that they sleep, each written by one rank. If all children wrote one word, a child
+        # that is about to leave the previous barrier could set it back.
         self._parent_sleeps = (self._own + SLEEPS,)
         self._sleeps = self._release + SLEEPS
         self._children_sleep = tuple(releases[child] + SLEEPS for child in children)
@@ -83,10 +85,10 @@ class TreeBarrier(NodeBarrier):
             self._order.meet(least // NUMBER, differs=bool(verdict & _DIFFERS))
 
     def _show(self, place: int, word: int, least: int, sleeps: tuple[int, ...]) -> None:
-        """Change a word of this rank, and wake those who say in `sleeps` that they sleep until then."""
+        """Change a word of this rank, and wake the ranks that show in `sleeps` that they sleep until that count."""
         words = self._words
         words[place] = word
-        # Else this rank could miss one that says so now and has not seen the new word.
+        # Without this, this rank could miss a rank that is about to sleep and has not seen the new word.
         order_stores()
         for one in sleeps:
             if words[one] == least:
@@ -94,7 +96,7 @@ class TreeBarrier(NodeBarrier):
                 break
 
     def _wait(self, place: int, least: int, sleeps: int) -> int:
-        """Wait until a word of another rank has counted so far, and say in `sleeps` if asleep; returns the word."""
+        """Wait until a word of another rank has a count, and show in `sleeps` when asleep; returns the word."""
         words, looks, end, seconds = self._words, 0, 0.0, _SLEEP_SECONDS
         while (seen := words[place]) < least:
             looks += 1
@@ -109,7 +111,7 @@ class TreeBarrier(NodeBarrier):
                     self._look_around()
                 continue
             words[sleeps] = least
-            # The system compares the word behind an atomic operation: who changes it before sees that this rank sleeps.
+            # The system compares the word after an atomic operation: a rank that changes it before sees the note above.
             self._sleepers.sleep(place, seen, seconds)
             seconds = min(2 * seconds, self._longest)
             if words[place] < least:
