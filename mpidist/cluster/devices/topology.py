@@ -1,7 +1,7 @@
 """The topology of a job's ranks, and the assignment of ranks to replicas and their logical devices.
 
-They stand in the places of TensorFlow's topology of TPUs: a node is a task, a rank a core. Ranks have no torus: of a
-shape of cores only the number counts.
+They correspond to TensorFlow's topology of TPUs: a node is a task, a rank a core. Ranks form no torus: only the product
+of a shape of cores matters.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Coordinates = tuple[int, int, int, int]
 
 
 class Topology:
-    """The nodes of a job and their ranks. The rank at place p of node n has the coordinates (n, 0, 0, p).
+    """Local. The nodes of a job and their ranks. The rank at place p of node n has the coordinates (n, 0, 0, p).
 
     Args:
         node_sizes: Number of ranks of each node.
 
     Attributes:
         mesh_shape: Number of nodes, 1, 1, and the number of ranks of the largest node.
-        mesh_rank: 4.
+        mesh_rank: Number of coordinates, 4.
         num_tasks: Number of nodes.
         num_tpus_per_task: Number of ranks of the largest node.
     """
@@ -97,19 +97,19 @@ class Topology:
 
 
 class DeviceAssignment:
-    """The logical devices of each replica: which rank is which.
+    """Local. The assignment of ranks to the logical devices of each replica.
 
     Args:
         topology: The ranks.
-        core_assignment: The coordinates of the rank that is each logical device. Shape (replicas, logical devices, 4).
+        core_assignment: The coordinates of the rank of each logical device. Shape (replicas, logical devices, 4).
 
     Raises:
-        ValueError: Another shape, coordinates that no rank has, or a rank twice.
+        ValueError: The shape is wrong, coordinates belong to no rank, or a rank occurs twice.
         TypeError: `topology` is no topology.
 
     Attributes:
         topology: The constructor's argument.
-        core_assignment: As an array.
+        core_assignment: The constructor's argument as an array.
         num_replicas: Number of replicas.
         num_cores_per_replica: Number of logical devices of each replica.
     """
@@ -142,19 +142,19 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: object = None,
     ) -> DeviceAssignment:
-        """Local. The assignment in which replica after replica takes the next ranks, node by node.
+        """Local. Build the assignment in which each replica takes the next ranks, node by node.
 
-        So a replica fills a node before it crosses to another.
+        A replica thus takes the remaining ranks of a node before it continues on another node.
 
         Args:
             topology: The ranks, as `initialize_tpu_system` returns them.
             computation_shape: Four numbers, whose product is the number of logical devices of a replica. Default: 1.
-            computation_stride: Four ones: ranks have no torus in which they could be apart.
+            computation_stride: Four ones: ranks form no torus in which they could be apart.
             num_replicas: Number of replicas.
-            device_order_mode: Not used: ranks have no torus. It is here for code written for TensorFlow.
+            device_order_mode: An unused argument for code written for TensorFlow: ranks form no torus.
 
         Raises:
-            ValueError: There are too few ranks, or a shape of other numbers.
+            ValueError: There are too few ranks, or a shape or stride has other numbers.
             TypeError: An argument has another type.
         """
         del device_order_mode
@@ -177,7 +177,7 @@ class DeviceAssignment:
         return DeviceAssignment(topology, np.array(places[: devices * replicas]).reshape(replicas, devices, 4))
 
     def coordinates(self, replica: int, logical_core: int) -> Coordinates:
-        """Local. The coordinates of the rank that is a logical device of a replica.
+        """Local. The coordinates of the rank of a logical device of a replica.
 
         Raises:
             ValueError: There is no such replica or logical device.
@@ -191,10 +191,10 @@ class DeviceAssignment:
         return node, 0, 0, place
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """Local. The replicas whose logical device of this number is on a node.
+        """Local. The replicas that have their logical device of this number on a node.
 
         Raises:
-            ValueError: There are none.
+            ValueError: There is no such replica.
         """
         found = [
             replica for replica in range(self.num_replicas)
@@ -218,7 +218,7 @@ def topology_of(communicator: Communicator) -> Topology:
 
 
 def ranks_of(communicator: Communicator) -> dict[Coordinates, int]:
-    """Collective. The rank at each coordinates."""
+    """Collective. The ranks by their coordinates."""
     ranks: dict[Coordinates, int] = {}
     counts: dict[int, int] = {}
     for rank, node in enumerate(communicator.all_gather_object(communicator.node_index)):
