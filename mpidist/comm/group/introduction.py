@@ -17,8 +17,8 @@ from mpidist.comm.group.resource import Identity
 from mpidist.comm.group.shared_file import SharedFile, Shown, can_open, ways
 from mpidist.failures.deaths import Process
 
-# A rank's data for other nodes: its number, host, process and namespace, the identities that it offers, the path of its
-# page.
+# A rank's data for other nodes: its number, host, process and namespace, the resources that it has dropped, the address
+# of its page.
 _Row = tuple[int, str, int, str, dict[Identity, int], "tuple[Any, ...] | None"]
 
 
@@ -30,7 +30,7 @@ class RankWords(NamedTuple):
         process: Its process.
         identity: The identity of the communicator, on the first rank.
         offered: The resources that it has dropped; see `mpidist.comm.group.resource`.
-        page: The path of its page.
+        page: The address of its page.
         job_directory: The directory for files of the ranks, on the first rank, if there is one.
         cores: The cores of its process.
         shares_files: Whether it can open a file of the first rank of its node.
@@ -71,7 +71,7 @@ class Introduced(NamedTuple):
         processes: The process of each rank.
         leaders: The first rank of each rank's node.
         offers: The resources that ranks have dropped.
-        pages: The paths of the pages of ranks on this rank's host.
+        pages: The addresses of the pages of ranks on this rank's host.
         cores: The cores of the ranks of this rank's node.
         shares_files: Whether the ranks of each node share files.
         is_node: Whether the ranks of this rank's node share files.

@@ -76,8 +76,8 @@ class _Buffer:
 def address_of(array: AnyArray) -> int:
     """Local. The address at which the array begins."""
     try:
-        # This takes a quarter of the time of `__array_interface__`, but fails for arrays that are read-only, empty or of
-        # a dtype of ml_dtypes.
+        # This takes a quarter of the time of `__array_interface__`, but fails for arrays that are read-only, empty or
+        # of a dtype of ml_dtypes.
         return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
     except (TypeError, ValueError):
         return int(array.__array_interface__["data"][0])
