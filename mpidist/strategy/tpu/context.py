@@ -1,4 +1,4 @@
-"""The replica context of a replica of several ranks: what its logical devices do together, inside `run`."""
+"""The replica context of a replica of several ranks: collective calls of its logical devices, inside `run`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class LogicalReplicaContext(ReplicaContext):
     """The replica context under a `TPUStrategy`.
 
     `all_reduce`, `all_gather` and `all_gather_object` combine the values of the same logical device of all replicas.
-    Methods that begin with `logical_` combine those of the logical devices of this replica.
+    Methods that begin with `logical_` combine the values of the logical devices of this replica.
     """
 
     __slots__ = ()
 
     @property
     def logical_device_id(self) -> int:
-        """Local. The number of this rank's logical device, from 0 on."""
+        """Local. The number of this rank's logical device, starting at 0."""
         return self._devices.device
 
     @property
@@ -31,7 +31,7 @@ class LogicalReplicaContext(ReplicaContext):
         return self._devices.count
 
     def logical_all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
-        """Collective over the replica. Combine `value` over its logical devices; each gets the result.
+        """Collective over the replica. Combine `value` over the logical devices; each device gets the result.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or its name in any case.
@@ -45,7 +45,7 @@ class LogicalReplicaContext(ReplicaContext):
         return reduce_nest(self._devices.collective, op, value, None)
 
     def logical_all_gather(self, value: Any, axis: int) -> Any:
-        """Collective over the replica. Concatenate `value` of its logical devices along `axis`, in their order.
+        """Collective over the replica. Concatenate `value` of the logical devices along `axis`, in their order.
 
         Args:
             value: See `all_gather`.
@@ -58,7 +58,7 @@ class LogicalReplicaContext(ReplicaContext):
         return gather_nest(self._devices.collective, value, axis, "logical_all_gather")
 
     def logical_reduce_scatter(self, reduce_op: ReduceOp | str, value: Any, axis: int) -> Any:
-        """Collective over the replica. Combine `value` over its logical devices; each gets its part of the result.
+        """Collective over the replica. Combine `value` over the logical devices; each device gets a part of the result.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or its name in any case.

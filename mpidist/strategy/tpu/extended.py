@@ -1,4 +1,4 @@
-"""The `extended` of a `TPUStrategy`: values of replicas are those of logical device 0."""
+"""The `extended` of a `TPUStrategy`: the value of a replica is that of its logical device 0."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mpidist.variables.logical_devices import LogicalDevices
 class LogicalExtended(StrategyExtended):
     """The methods for library code where a replica has several ranks.
 
-    `all_reduce_async` combines the values of the same logical device of all replicas, in either context. In all other
-    methods the value of logical device 0 is that of its replica.
+    `all_reduce_async` combines the values of the same logical device of all replicas, in either context. All other
+    methods use the value of logical device 0 as the value of its replica.
     """
 
     __slots__ = ()
@@ -38,12 +38,12 @@ class LogicalExtended(StrategyExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Local. See `StrategyExtended.should_checkpoint`: one rank of all."""
+        """Local. See `StrategyExtended.should_checkpoint`; True on one rank of all replicas."""
         return self._owner.replicas.everyone.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Local. See `StrategyExtended.should_save_summary`: one rank of all."""
+        """Local. See `StrategyExtended.should_save_summary`; True on one rank of all replicas."""
         return self._owner.replicas.everyone.rank == 0
 
     @property

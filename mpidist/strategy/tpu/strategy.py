@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 class Groups(NamedTuple):
-    """The ranks of a strategy, told apart by what they do together.
+    """The communicators of a strategy.
 
     Attributes:
         everyone: All ranks, replica after replica.
-        column: This logical device of all replicas, in their order.
+        column: The same logical device of all replicas, in the order of the replicas.
         replica: The logical devices of this rank's replica, in their order.
-        opened: The communicators that were created for this strategy; it closes them.
+        opened: The communicators that were created for this strategy, which closes them.
     """
 
     everyone: Communicator
@@ -65,32 +65,32 @@ class TPUStrategy(Strategy):
         strategy = mpidist.TPUStrategy(resolver, experimental_device_assignment=assignment)   # mpirun -n 8
 
     All ranks of a replica get the same batch. In `reduce`, `gather`, `gather_object` and metrics the value of logical
-    device 0 is that of its replica, and every rank gets the result. Inside `run`, `all_reduce` and `all_gather` combine
-    the values of the same logical device of all replicas, and `logical_all_reduce` and its kin those of the logical
-    devices of this replica.
+    device 0 is the value of its replica, and every rank gets the result. Inside `run`, `all_reduce` and `all_gather`
+    combine the values of the same logical device of all replicas, and methods that begin with `logical_` combine the
+    values of the logical devices of this replica.
 
-    A variable is one over all ranks; of its gradients, and of values that replicas write to it, those of logical
-    device 0 count. `mpidist.Variable(value, partition_dimensions=[1, 2])` has a tile on each logical device.
+    A variable is one variable over all ranks, and only the gradients and values of logical device 0 change it.
+    `mpidist.Variable(value, partition_dimensions=[1, 2])` has a tile on each logical device instead.
 
     Args:
-        tpu_cluster_resolver: Describes the cluster; default: `TPUClusterResolver()`. It does not say who takes part.
-        experimental_device_assignment: Which ranks make a replica. It takes all ranks.
-        experimental_spmd_xla_partitioning: There is no compiler that splits a program: True is an error.
+        tpu_cluster_resolver: A description of the cluster; default: `TPUClusterResolver()`. It does not select ranks.
+        experimental_device_assignment: The ranks of each replica. The assignment must contain all ranks.
+        experimental_spmd_xla_partitioning: False; True is an error, since there is no compiler that splits a program.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         communication_options: The way the ranks communicate. Where replicas have several ranks, `reproducible` and
-            `compression` cannot be had.
+            `compression` are not supported.
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.
 
     Raises:
-        ValueError: The assignment takes another number of ranks, or an argument is out of range; on every rank.
+        ValueError: The assignment has another number of ranks, or an argument is out of range; on every rank.
         TypeError: An argument has another type; on every rank.
-        NotImplementedError: Replicas of several ranks on GPUs, or with such options; on every rank.
+        NotImplementedError: Replicas have several ranks, and use GPUs or an unsupported option; on every rank.
         MismatchError: Ranks pass different assignments.
 
     Attributes:
         logical_devices: The logical devices of this rank's replica.
-        device_assignment: Which rank is which logical device.
+        device_assignment: The assignment of ranks to logical devices.
     """
 
     _extended_class = LogicalExtended
@@ -106,7 +106,7 @@ class TPUStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         shared: bool | None = None,
     ) -> None:
-        # Before the first communicator starts MPI: an MPI library that knows GPUs uses the one that is current then.
+        # Before the first communicator starts MPI: a GPU-aware MPI library uses the GPU that is current at its start.
         binding = bind()
         ranks = open_communicator(communicator)
         on_gpu = agree(binding, ranks) is not None
@@ -136,12 +136,12 @@ class TPUStrategy(Strategy):
         end_all([self.logical_devices, *self._groups.opened], is_collective=is_collective)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
-        """Collective. See `Strategy.reduce`; the value of logical device 0 is that of its replica."""
+        """Collective. See `Strategy.reduce`; the value of logical device 0 is the value of its replica."""
         self._require_cross_replica()
         return self.logical_devices.lead("reduce", lambda: super(TPUStrategy, self).reduce(reduce_op, value, axis))
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Collective. See `Strategy.gather`; the value of logical device 0 is that of its replica."""
+        """Collective. See `Strategy.gather`; the value of logical device 0 is the value of its replica."""
         entry = context.innermost()
         if entry is None or entry.replica_context is None:
             self._require_cross_replica()
@@ -149,14 +149,14 @@ class TPUStrategy(Strategy):
         return super().gather(value, axis)
 
     def gather_object(self, value: T) -> list[T]:
-        """Collective. See `Strategy.gather_object`; the value of logical device 0 is that of its replica."""
+        """Collective. See `Strategy.gather_object`; the value of logical device 0 is the value of its replica."""
         self._require_cross_replica()
         return self.logical_devices.lead("gather_object", lambda: super(TPUStrategy, self).gather_object(value))
 
     def gradients(
         self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int = 8, *, blas_threads: int = 1
     ) -> Any:
-        """Collective. See `Strategy.gradients`; only where each replica is one rank.
+        """Collective. See `Strategy.gradients`; each replica must be one rank.
 
         Raises:
             NotImplementedError: Replicas have several ranks; on every rank.
@@ -169,15 +169,15 @@ class TPUStrategy(Strategy):
         return super().gradients(fn, batch, logical_replicas, blas_threads=blas_threads)
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """Collective over the replica. What one of its logical devices has computed, on all of them.
+        """Collective over the replica. Broadcast the value of one logical device to all devices of the replica.
 
         Args:
             tensor: Any nest of arrays and numbers, of the same shapes and dtypes on all logical devices.
-            logical_device_id: The logical device whose value counts.
+            logical_device_id: The logical device whose value is sent.
 
         Raises:
             ValueError: There is no such logical device; on every rank.
-            TypeError: It is no whole number, or `tensor` does not hold numbers.
+            TypeError: `logical_device_id` is no whole number, or `tensor` contains other objects than numbers.
         """
         count = self.logical_devices.count
         if isinstance(logical_device_id, bool) or not isinstance(logical_device_id, (int, np.integer)):
@@ -195,8 +195,8 @@ class TPUStrategy(Strategy):
         """Local. This logical device's tile of an array that all ranks of the replica have.
 
         Args:
-            tensor: The array, the same on all of them.
-            partition_dimensions: Into how many parts each dimension is cut. Tiles are numbered as
+            tensor: The array, the same on all these ranks.
+            partition_dimensions: Number of parts of each dimension. Tiles are numbered as
                 `arange(product).reshape(partition_dimensions)`.
 
         Returns:
@@ -205,7 +205,7 @@ class TPUStrategy(Strategy):
         Raises:
             ValueError: There is not one number for each dimension, a dimension is not divisible by its number, or the
                 product of the numbers is not the number of logical devices; on every rank.
-            TypeError: No list of whole numbers, or `tensor` is no array of numbers.
+            TypeError: `partition_dimensions` is no list of whole numbers, or `tensor` is no array of numbers.
         """
         array, devices = as_array(tensor), self.logical_devices
         try:
@@ -218,7 +218,7 @@ class TPUStrategy(Strategy):
         return cut.take(array)
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Collective over the replica. What logical device 0 has computed, on all logical devices.
+        """Collective over the replica. Broadcast the value of logical device 0 to all devices of the replica.
 
         Args:
             tensor: See `experimental_assign_to_logical_device`.
@@ -290,6 +290,6 @@ def _group(ranks: Communicator, assignment: DeviceAssignment) -> Groups:
     if count == 1:
         return Groups(everyone, everyone, SoloCommunicator(), tuple(opened))
     replica, device = divmod(place, count)
-    # Interrupts travel with the calls that all ranks make.
+    # Only calls of all ranks transmit interrupts, so calls of these groups are part of others.
     column = everyone.split(device, replica, is_part=True)
     return Groups(everyone, column, everyone.split(replica, device, is_part=True), (column, *opened))
