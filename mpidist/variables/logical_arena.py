@@ -1,9 +1,9 @@
 """The home of variables where a replica is a group of ranks, its logical devices.
 
-A replicated variable is one variable over all ranks, and the gradient of logical device 0 alone counts: if each device
-had a variable of its own, over the same device of all replicas, a difference of one bit in a gradient would make them
-drift apart. A split variable has a tile on each device, in an arena over the same device of all replicas. One plan
-updates both: ranks meet, measure norms and look for gradients that are not finite over all ranks.
+A replicated variable is one variable over all ranks, and only the gradient of logical device 0 counts: if each device
+had a variable of its own, over the same device of all replicas, these variables would diverge after a difference of
+one bit in a gradient. A split variable has a tile on each device, in an arena over the same device of all replicas. One
+plan updates both: barriers, norms and the search for gradients that are not finite include all ranks.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from mpidist.variables.variable import BaseVariable, Gradient, Slot, UpdatePlan,
 
 
 class LogicalArena(Arena):
-    """The home of `TPUStrategy`'s variables.
+    """Collective over all ranks. The home of `TPUStrategy`'s variables.
 
-    Collective over all ranks. Args:
+    Args:
         replicas: The same logical device of all replicas, and all ranks; see `Replicas`.
         devices: The logical devices of this rank's replica.
         shared: See `Arena`.
@@ -69,7 +69,7 @@ class LogicalArena(Arena):
         if devices.count > 1:
             node = self.communicator.node
             giving = node.all_gather_object(self.gives_gradients)
-            # Without one, a segment of zeros takes the sums of other nodes.
+            # A node without a logical device 0 adds zeros from its first rank to the sums of other nodes.
             self.givers = [rank for rank, gives in enumerate(giving) if gives] or [0]
 
     def _end(self, *, is_collective: bool) -> None:
@@ -80,12 +80,12 @@ class LogicalArena(Arena):
 
     @override
     def combine(self, array: AnyArray, op: ReduceOp) -> AnyArray:
-        """Collective. See `ArenaMemory.combine`; the array of logical device 0 is that of its replica."""
+        """Collective. See `ArenaMemory.combine`; the array of logical device 0 is the array of its replica."""
         return self.devices.first(self.replicas.collective.all_reduce(array, op))
 
     @override
     def combine_rows(self, rows: IndexedSlices, op: ReduceOp) -> IndexedSlices:
-        """Collective. See `ArenaMemory.combine_rows`; the rows of logical device 0 are those of its replica."""
+        """Collective. See `ArenaMemory.combine_rows`; the rows of logical device 0 are the rows of its replica."""
         return self.devices.lead("reducing rows", lambda: reduce_slices(self.replicas.collective, op, rows))
 
     @override
@@ -127,18 +127,18 @@ class LogicalArena(Arena):
             self._tile_replicas = Replicas(column, self.options)
             self._tiles = Arena(self._tile_replicas, shared=self._shared)
             self._tiles.set_strategy(self.strategy)
-            # Copies that other threads make wait for a step over all variables.
+            # Other threads that copy tiles must wait for a step over all variables.
             self._tiles.guard = self.guard
         return self._tiles
 
 
 class LogicalPlan(ArenaPlan):
-    """An optimizer's plan over replicated variables and tiles.
+    """Collective. An optimizer's plan over replicated variables and tiles.
 
-    Collective. Args:
-        variables: The replicated variables, and of split ones this device's tiles; the same list on every rank.
+    Args:
+        variables: The replicated variables, and this device's tiles of split variables; the same list on every rank.
         kernel: The arithmetic.
-        options: For the work around the kernel.
+        options: The options of the work around the kernel.
         home: The arena of all ranks.
     """
 
@@ -148,7 +148,7 @@ class LogicalPlan(ArenaPlan):
     ) -> None:
         super().__init__(variables, kernel, options, home)
         self._home = home
-        # Each device sees the state of its own tiles: what one has noted, all must hear.
+        # Each device sees only the state of its own tiles: an overflow on one device must be sent to all.
         self._own_alarm, self._alarm = self._alarm, None
 
     @override
@@ -160,7 +160,7 @@ class LogicalPlan(ArenaPlan):
             self._plan.silence(numbers, is_summed=settings.is_summed)
         alarm = self._own_alarm
         if alarm is None or (numbers is None and self._accumulator is not None):
-            # With accumulation this comes again, with the numbers.
+            # With accumulation the base class calls this method again, with the numbers.
             return super().apply(gradients, settings, numbers=numbers)
         if alarm.text:
             alarm.hear(self._overflowed)
@@ -179,9 +179,9 @@ class LogicalPlan(ArenaPlan):
 
     @override
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
-        """Local, and Collective under `check`. See `ArenaPlan`; of replicated variables device 0's gradient counts."""
+        """Local, and Collective under `check`. See `ArenaPlan`; for replicated variables device 0's gradient counts."""
         if self._checks:
-            # Between logical devices they may differ, and tiles do.
+            # Gradients are compared over the replicas: they may differ between logical devices, and those of tiles do.
             column = self._home.replicas.communicator
             require_same_gradients(column, gradients if is_summed else None, self.variables)
         plan = self._plan
@@ -202,17 +202,17 @@ class LogicalPlan(ArenaPlan):
 
 
 class SplitPlan:
-    """An optimizer's plan where some variables are split: the plan of what each device has, seen as whole variables.
+    """An optimizer's plan where some variables are split: the plan over tiles, presented as one over whole variables.
 
     Args:
         variables: The variables of the optimizer.
-        held: The plan over the replicated ones, and this device's tiles of the split ones.
+        held: The plan over the replicated variables, and over this device's tiles of the split variables.
         home: The home of the variables.
         devices: The logical devices of this rank's replica.
 
     Attributes:
         variables: The constructor's argument.
-        slots: The state by name; that of a split variable is split in the same way.
+        slots: The state by name; the state of a split variable is split in the same way.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class SplitPlan:
         return self._held.during()
 
     def gradient(self, number: int) -> AnyArray:
-        """Local. See `UpdatePlan.gradient`; of a split variable in the shape of the tile."""
+        """Local. See `UpdatePlan.gradient`; the gradient of a split variable has the shape of the tile."""
         return self._held.gradient(number)
 
     def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:

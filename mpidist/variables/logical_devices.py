@@ -1,4 +1,4 @@
-"""Logical devices: the ranks of one replica, numbered from 0, and what they do together."""
+"""Logical devices: the ranks of one replica, numbered from 0, and their collective calls."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 
 class LogicalDevices(Resource):
-    """Collective over them. The ranks of this rank's replica: each is a logical device.
+    """Collective over the replica. The ranks of this rank's replica: each is a logical device.
 
     Args:
-        communicator: The ranks, in the order of the logical devices. They are closed with this object.
-        options: The options of the strategy, which all ranks agree on.
+        communicator: The ranks, in the order of the logical devices. It is closed with this object.
+        options: The options of the strategy, the same on all ranks.
 
     Attributes:
         communicator: The constructor's argument.
-        collective: Over these ranks.
+        collective: The reductions and broadcasts over these ranks.
         device: The number of this rank's logical device.
         count: Number of logical devices.
     """
@@ -39,18 +39,19 @@ class LogicalDevices(Resource):
         self.collective = selection.choose(communicator, replace(options, wire_dtype=None), owner)
 
     def first(self, array: AnyArray) -> AnyArray:
-        """Collective. The array of logical device 0; of one shape and dtype on all ranks of the replica."""
+        """Collective. The array of logical device 0; shape and dtype must be the same on all ranks of the replica."""
         return array if self.count == 1 else self.collective.broadcast(array)
 
     def lead(self, name: str, function: Callable[[], T]) -> T:
         """Collective. Call `function` on logical device 0; all ranks of the replica get its value, or its error.
 
-        Where the values of replicas are combined outside `run`, that of logical device 0 is that of its replica: those
-        of the others may differ in the last bit, and their results must not.
+        Outside `run` the value of logical device 0 is the value of its replica: the values of the other devices may
+        differ in the last bit, but the results must be the same on all.
 
         Args:
             name: The name of the call, for the record.
-            function: Collective over the logical devices 0 of all replicas. Its value must be picklable.
+            function: A function that is Collective over the logical devices 0 of all replicas. Its value must be
+                picklable.
         """
         if self.count == 1:
             return function()
@@ -68,7 +69,7 @@ class LogicalDevices(Resource):
         try:
             raise told if error is None else error
         finally:
-            # A traceback whose frame holds its error stays until the next garbage collection.
+            # A frame that refers to its error forms a cycle with the traceback, which garbage collection must free.
             del error, told
 
     def _is_whole(self) -> bool:
@@ -82,7 +83,7 @@ class LogicalDevices(Resource):
 
 
 def _told(error: Exception | None) -> Exception | None:
-    """An error as the other ranks of the replica can raise it."""
+    """A copy of an error for the other ranks of the replica: of its type if it can be pickled, else a RankError."""
     if error is None:
         return None
     copy: Exception | None = None

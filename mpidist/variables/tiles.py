@@ -1,4 +1,4 @@
-"""Tiles: how an array is cut over the logical devices of a replica, one tile for each; pure arithmetic."""
+"""Tiles: the partition of an array into one tile for each logical device of a replica; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from mpidist.arguments import described
 from mpidist.arrays import AnyArray
 
-# Rows are read from a file in pieces of about so many bytes, so that no rank holds more than its tile.
+# The approximate size of pieces of rows that are read from a file, so that no rank needs memory for the whole array.
 _PIECE_BYTES = 1 << 22
 
 
 class Tiling(NamedTuple):
-    """The cut of one array, seen by one logical device.
+    """The partition of an array into tiles, and the tile of one logical device.
 
     Tiles are numbered as `arange(count).reshape(dimensions)`, and logical device i has tile i.
 
     Attributes:
         shape: The shape of the whole array.
-        dimensions: Into how many parts each dimension is cut.
+        dimensions: Number of parts of each dimension.
         device: The logical device.
     """
 
@@ -37,7 +37,7 @@ class Tiling(NamedTuple):
 
     @property
     def offset(self) -> tuple[int, ...]:
-        """Local. The place of the tile's first element in the whole array."""
+        """Local. The index of the tile's first element in the whole array."""
         place = np.unravel_index(self.device, self.dimensions) if self.dimensions else ()
         return tuple(int(at) * size for at, size in zip(place, self.tile_shape, strict=True))
 
@@ -47,7 +47,7 @@ class Tiling(NamedTuple):
         return tuple(slice(at, at + size) for at, size in zip(self.offset, self.tile_shape, strict=True))
 
     def of(self, device: int) -> Tiling:
-        """Local. The same cut, seen by another logical device."""
+        """Local. The same partition, with the tile of another logical device."""
         return self._replace(device=device)
 
     def take(self, whole: AnyArray) -> AnyArray:
@@ -56,12 +56,12 @@ class Tiling(NamedTuple):
         return tile
 
     def read(self, read: Callable[[int, int], AnyArray], start: int, stop: int) -> AnyArray:
-        """Local. The elements [start, stop) of the flattened tile, read by the rows in which they are.
+        """Local. The elements [start, stop) of the flattened tile, read in whole rows of the array.
 
         Args:
-            read: Gives elements of the flattened whole array.
+            read: A function that returns elements of the flattened whole array.
             start: The first element.
-            stop: Behind the last one.
+            stop: The end, one after the last element.
         """
         if start >= stop:
             return read(0, 0)
@@ -73,7 +73,7 @@ class Tiling(NamedTuple):
         pieces = []
         at = first
         while at < last:
-            # The number of bytes of an element is known when some were read.
+            # An element is assumed to have 8 bytes: its size is known only after the first piece was read.
             step = max(1, _PIECE_BYTES // (8 * max(1, width)))
             end = min(at + step, last)
             rows = np.asarray(read((top + at) * width, (top + end) * width)).reshape(end - at, *self.shape[1:])
@@ -84,14 +84,14 @@ class Tiling(NamedTuple):
 
 
 def tiling(shape: Sequence[int], partition_dimensions: Any, device: int, count: int, owner: str) -> Tiling:
-    """Local. The cut of an array, if it fits.
+    """Local. The partition of an array, after checks of the arguments.
 
     Args:
         shape: The shape of the array.
-        partition_dimensions: Into how many parts each dimension is to be cut.
+        partition_dimensions: Number of parts of each dimension.
         device: This logical device.
         count: Number of logical devices of a replica.
-        owner: What is cut, for errors.
+        owner: The name of the array, for errors.
 
     Raises:
         TypeError: `partition_dimensions` is no list of whole numbers.

@@ -1,4 +1,4 @@
-"""The split variable: an array of which each logical device has a tile, mirrored over the replicas (ON_WRITE)."""
+"""The split variable: each logical device has a tile of its array, mirrored over the replicas (ON_WRITE)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ S = TypeVar("S", bound="SplitVariable")
 class SplitVariable(BaseVariable):
     """A variable whose value is cut into tiles, one for each logical device of a replica.
 
-    `mpidist.Variable(value, partition_dimensions=[1, 2])` makes it in the scope of a `TPUStrategy`. `shape` is that of
-    the whole. What is read as an array, `value()` and arithmetic, is this device's tile; what is written, by `assign`
-    and the scatter methods, is the whole, of which each device takes its tile. `numpy()` is the whole.
+    `mpidist.Variable(value, partition_dimensions=[1, 2])` makes it in the scope of a `TPUStrategy`. `shape` is the
+    shape of the whole array. `value()` and arithmetic use this device's tile. `assign` takes the whole array, and the
+    scatter methods take whole rows; each device writes its tile of them. `numpy()` returns the whole array.
 
     Args:
         home: The home of the strategy's variables.
         tile: This device's tile, a variable over the same logical device of all replicas.
-        tiling: How the whole is cut.
+        tiling: The partition of the array into tiles.
         devices: The logical devices of this rank's replica.
     """
 
@@ -57,12 +57,12 @@ class SplitVariable(BaseVariable):
 
     @property
     def calls(self) -> Calls:
-        """Local. Notes what all ranks do together."""
+        """Local. The record of the calls that all ranks make together."""
         return self._arena.calls
 
     @property
     def device(self) -> str:
-        """Local. The place of this device's tile."""
+        """Local. The device on which this rank's tile is stored."""
         return self.tile.device
 
     def value(self) -> AnyArray:
@@ -81,7 +81,7 @@ class SplitVariable(BaseVariable):
         return whole
 
     def read_rows(self, rows: AnyArray) -> AnyArray:
-        """Local. Refuse: a logical device has not all rows."""
+        """Local. Raise ValueError: a logical device does not have all rows."""
         del rows
         raise ValueError(
             f"variable {self.name!r} is cut into tiles, and this logical device has one of shape "
@@ -100,7 +100,7 @@ class SplitVariable(BaseVariable):
         self.tile.add_array(self._own(array), method)
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
-        """Collective. See `Scatter.scatter`; rows are those of the whole, with all their elements."""
+        """Collective. See `Scatter.scatter`; rows are whole rows of the whole array."""
         rows = together(
             self.group, f"scatter_{kind} of variable {self.name!r}", lambda: checked_rows(self, kind, sparse_delta)
         )
@@ -112,12 +112,12 @@ class SplitVariable(BaseVariable):
         return self
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
-        """Local. See `BaseVariable.coerce`: the whole value, in host memory."""
+        """Local. See `BaseVariable.coerce`; returns the whole value, in host memory."""
         return super().coerce(arrays.to_host(arrays.as_array(value)))
 
     @noted("reading a split variable for a checkpoint")
     def reader(self) -> Read:
-        """Collective. See `BaseVariable.reader`: each rank gets the rows within its `bounds`, from its replica."""
+        """Collective. See `BaseVariable.reader`; each rank gets the rows within its `bounds` from its replica."""
         group, collective = self.group, self._devices.collective
         first = group.rank - self._devices.device
         edges = [self.shape[0] * rank // group.size for rank in range(group.size + 1)]
@@ -139,7 +139,7 @@ class SplitVariable(BaseVariable):
 
     @noted("restoring a variable")
     def load(self, read: Read) -> None:
-        """Collective. See `BaseVariable.load`: each rank reads the rows of the part of its tile that it writes."""
+        """Collective. See `BaseVariable.load`; each rank reads the rows of the part of its tile that it writes."""
         start, stop = self.tile.loaded_here if isinstance(self.tile, MirroredVariable) else (0, self.tile.size)
         data = together(
             self.group, f"reading variable {self.name!r}",
@@ -157,7 +157,7 @@ class SplitVariable(BaseVariable):
         return data
 
     def _rows_of(self, device: int, begin: int, end: int) -> slice:
-        """The rows of a device's tile, counted in the tile, that are among the rows [begin, end) of the whole."""
+        """The rows of a device's tile, as indices in the tile, that are among the rows [begin, end) of the array."""
         tiling = self.tiling.of(device)
         top, count = tiling.offset[0], tiling.tile_shape[0]
         low, high = (min(max(edge - top, 0), count) for edge in (begin, end))

@@ -1,4 +1,4 @@
-"""The creation of a split variable: every rank takes its tile of the first value."""
+"""The creation of a split variable: every rank takes its tile of the initial value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpidist.variables.variable import BaseVariable
 
 
 class _First(NamedTuple):
-    """The first value of a split variable on one rank: the whole of it, or only the tile."""
+    """The initial value of a split variable on one rank: the whole array, or only the tile."""
 
     array: AnyArray
     tiling: Tiling
@@ -44,26 +44,26 @@ def create_split(  # noqa: PLR0913  # tf.Variable's arguments
     aggregation: VariableAggregation | str = VariableAggregation.NONE,
     sparse_gradient: bool = False,
 ) -> SplitVariable:
-    """Collective. Create a variable over all ranks; its value is that of the first replica's logical device 0.
+    """Collective. Create a variable over all ranks, with the initial value of the first replica's logical device 0.
 
     Args:
         home: The home of the variable.
         tiles: The arena of tiles, over the same logical device of all replicas.
         devices: The logical devices of this rank's replica.
-        initial_value: See `creation.create_variable`. A function that makes it shard by shard, with `shape` and
-            `dtype`, makes only the tile.
-        partition_dimensions: Into how many parts each dimension is cut.
-        name: See `creation.create_variable`, like the other arguments.
+        initial_value: See `creation.create_variable`. A function that makes shards, with `shape` and `dtype`, is called
+            for the tile only.
+        partition_dimensions: Number of parts of each dimension.
+        name: See `creation.create_variable`, also for the other arguments.
         dtype: The dtype.
-        trainable: Whether it is trained.
+        trainable: Whether optimizers train the variable.
         synchronization: AUTO or ON_WRITE.
-        aggregation: How replicas' values are combined.
+        aggregation: The way in which replicas' values are combined.
         sparse_gradient: Whether the gradients of tiles are `IndexedSlices`.
 
     Raises:
-        ValueError: The value cannot be cut so, or the variable is of a kind that is not cut; on every rank.
+        ValueError: The value cannot be split in this way, or variables of this kind cannot be split; on every rank.
         TypeError: See `creation.create_variable`; or `partition_dimensions` is no list of numbers.
-        MismatchError: An argument but the value differs between ranks.
+        MismatchError: An argument other than the value differs between ranks.
     """
     given_name, name = name, "Variable" if name is None else name
     owner = f"variable {name!r}"
@@ -90,7 +90,7 @@ def create_split(  # noqa: PLR0913  # tf.Variable's arguments
     made = cast(_First, first)
     array = made.array
     if made.is_whole:
-        # Where ranks draw numbers of their own, the tiles are those of one array all the same.
+        # Also if each rank has drawn its own random numbers, the tiles must be those of one array.
         array = np.ascontiguousarray(made.tiling.take(devices.first(array)))
     tile = create_mirrored(
         tiles, array, name=name, trainable=traits.trainable, aggregation=traits.aggregation,
