@@ -1,8 +1,8 @@
 """Layers that are split over the logical devices of a replica, and their gradients.
 
-Call them inside `run` of a `TPUStrategy`, on all logical devices of the replica. Each returns `(result, backward)`;
-`backward(gradient)` takes the gradient of the result and gives those of the array arguments, of tiles as tiles. Under a
-strategy without logical devices they are the unsplit layers.
+Call them inside `run` of a `TPUStrategy`, on all logical devices of the replica. Each returns `(result, backward)`.
+`backward(gradient)` takes the gradient of the result and returns the gradients of the array arguments; the gradient of
+a tile is a tile. Under a strategy without logical devices the layers are not split.
 
     w1 = mpidist.Variable(..., partition_dimensions=[1, 2])              # columns
     w2 = mpidist.Variable(..., partition_dimensions=[2, 1])              # rows
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-# Hidden from type checkers, which would take any name for one of the module's.
+# Hidden from type checkers, which would otherwise accept any name as an attribute of this module.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The logical devices of the replica in whose `run` a layer is called, and what they combine."""
+"""The logical devices of the replica in whose `run` a layer is called, and the sums over them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mpidist.strategy.tpu.context import LogicalReplicaContext
 
 
 class Devices:
-    """The logical devices of this replica; one where the current strategy has none.
+    """Local. The logical devices of this replica; one device if the current strategy has no logical devices.
 
-    Local. Args:
+    Args:
         layer: The name of the layer, for errors.
 
     Raises:
@@ -40,7 +40,7 @@ class Devices:
         self.count = 1 if self._context is None else self._context.num_logical_devices
 
     def sum(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM) -> AnyArray:
-        """Collective over the replica. An array, combined over the logical devices."""
+        """Collective over the replica. Combine an array over the logical devices."""
         if self._context is None or self.count == 1:
             return array
         return cast(AnyArray, self._context.logical_all_reduce(op, array))
@@ -51,14 +51,14 @@ def matrix(given: npt.ArrayLike, name: str, layer: str, *, least: int = 2, most:
 
     Args:
         given: The argument.
-        name: Its name, for errors.
-        layer: That of the layer, for errors.
+        name: The name of the argument, for errors.
+        layer: The name of the layer, for errors.
         least: The smallest number of dimensions.
-        most: The largest one; default: any.
+        most: The largest number of dimensions; default: no limit.
 
     Raises:
-        ValueError: Another number of dimensions.
-        TypeError: No floats.
+        ValueError: The array has another number of dimensions.
+        TypeError: The argument is no array of floats.
     """
     array = arrays.as_array(given)
     if array.dtype.kind not in "fcV":

@@ -1,4 +1,4 @@
-"""Products with matrices whose columns, or rows, are dealt out to the logical devices of a replica."""
+"""Products with matrices whose columns, or rows, are distributed over the logical devices of a replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mpidist.arrays import AnyArray
 from mpidist.parallel.devices import Devices, matrix
 
-# Gives the gradients of both arguments.
+# A function of the gradient of a product that returns the gradients of both arguments.
 MatmulBackward = Callable[[npt.ArrayLike], tuple[AnyArray, AnyArray]]
 
 
@@ -21,8 +21,9 @@ def column_parallel_matmul(x: npt.ArrayLike, w: npt.ArrayLike) -> tuple[AnyArray
         w: This device's columns, shape (n, m / devices), of a matrix with partition_dimensions=[1, devices].
 
     Returns:
-        This device's columns of the product, shape (..., m / devices); and `backward`: from their gradient it gives
-        that of `x`, summed over the logical devices, and that of this device's columns of `w`.
+        This device's columns of the product, shape (..., m / devices); and `backward`, a function of their gradient
+        that returns the gradient of `x`, summed over the logical devices, and the gradient of this device's columns of
+        `w`.
 
     Raises:
         ValueError: The shapes do not fit together.
@@ -43,12 +44,12 @@ def row_parallel_matmul(x: npt.ArrayLike, w: npt.ArrayLike) -> tuple[AnyArray, M
     """Collective over the replica. Compute `x @ w`, where each logical device has some rows of `w`.
 
     Args:
-        x: This device's columns, shape (..., n / devices), as `column_parallel_matmul` gives them.
+        x: This device's columns, shape (..., n / devices), as `column_parallel_matmul` returns them.
         w: This device's rows, shape (n / devices, m), of a matrix with partition_dimensions=[devices, 1].
 
     Returns:
-        The product, shape (..., m), the same on all logical devices; and `backward`, which is Local: from its gradient
-        it gives those of this device's columns of `x` and of this device's rows of `w`.
+        The product, shape (..., m), the same on all logical devices; and `backward`, a Local function of the product's
+        gradient that returns the gradients of this device's columns of `x` and of this device's rows of `w`.
 
     Raises:
         ValueError, TypeError, RuntimeError: See `column_parallel_matmul`.

@@ -1,4 +1,4 @@
-"""Layers over a vocabulary whose entries are dealt out to the logical devices of a replica."""
+"""Layers over a vocabulary whose entries are distributed over the logical devices of a replica."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ LossBackward = Callable[[npt.ArrayLike], AnyArray]
 def vocabulary_parallel_embedding(
     ids: npt.ArrayLike, table: npt.ArrayLike
 ) -> tuple[AnyArray, EmbeddingBackward]:
-    """Collective over the replica. Look up rows of a table of which each logical device has some.
+    """Collective over the replica. Look up rows of a table whose rows are distributed over the logical devices.
 
     Args:
-        ids: Numbers of rows of the whole table, integers of any shape, the same on all logical devices.
+        ids: Indices of rows of the whole table, integers of any shape, the same on all logical devices.
         table: This device's rows, shape (entries / devices, ...), of a table with partition_dimensions=[devices, 1].
 
     Returns:
-        The rows, shape `ids.shape + table.shape[1:]`, the same on all logical devices; and `backward`, which is Local:
-        from their gradient it gives that of this device's rows, as `IndexedSlices` of the tile.
+        The rows, shape `ids.shape + table.shape[1:]`, the same on all logical devices; and `backward`, a Local function
+        of their gradient that returns the gradient of this device's rows, as `IndexedSlices` of the tile.
 
     Raises:
-        ValueError: An id that the whole table does not have.
-        TypeError: Ids that are no integers, or a table that is no array of floats.
+        ValueError: An id is no row of the whole table.
+        TypeError: Ids are no integers, or the table is no array of floats.
         RuntimeError: The call is in cross-replica context.
     """
     layer = "vocabulary_parallel_embedding"
@@ -59,19 +59,19 @@ def vocabulary_parallel_embedding(
 def vocabulary_parallel_softmax_cross_entropy(
     logits: npt.ArrayLike, labels: npt.ArrayLike
 ) -> tuple[AnyArray, LossBackward]:
-    """Collective over the replica. Compute losses of logits of which each logical device has those of some entries.
+    """Collective over the replica. Compute losses of logits whose entries are distributed over the logical devices.
 
     Args:
-        logits: This device's, shape (..., entries / devices), as `column_parallel_matmul` gives them.
-        labels: The number of the right entry of each example, integers of shape (...), the same on all logical devices.
+        logits: This device's logits, shape (..., entries / devices), as `column_parallel_matmul` returns them.
+        labels: The index of the right entry of each example, integers of shape (...), the same on all logical devices.
 
     Returns:
-        The loss of each example, shape (...), the same on all logical devices; and `backward`, which is Local: from the
-        gradient of the losses it gives that of this device's logits.
+        The loss of each example, shape (...), the same on all logical devices; and `backward`, a Local function of the
+        losses' gradient that returns the gradient of this device's logits.
 
     Raises:
-        ValueError: Labels of another shape, or one that the whole vocabulary does not have.
-        TypeError: Labels that are no integers, or logits that are no array of floats.
+        ValueError: Labels have another shape, or a label is no entry of the whole vocabulary.
+        TypeError: Labels are no integers, or logits are no array of floats.
         RuntimeError: The call is in cross-replica context.
     """
     layer = "vocabulary_parallel_softmax_cross_entropy"
@@ -88,7 +88,7 @@ def vocabulary_parallel_softmax_cross_entropy(
     own = numbers.reshape(-1) - devices.device * width
     here = np.flatnonzero((own >= 0) & (own < width))
     examples, entries = arrays.move(here, xp), arrays.move(own[here], xp)
-    # The largest logit of all devices: without it exponentials overflow.
+    # The largest logit of all devices is subtracted: without that, exponentials overflow.
     least = xp.full(len(flat), -np.inf, flat.dtype) if not width else flat.max(axis=1)
     shifted = flat - devices.sum(least, ReduceOp.MAX)[:, None]
     exponentials = xp.exp(shifted)
