@@ -1,32 +1,32 @@
-"""What does a rank do the more of, the more ranks there are? Counts, which do not depend on the machine's speed.
+"""Count each rank's operations, and show which counts grow with the ranks. Counts do not depend on a machine's speed.
 
     python benchmarks/scale_counts.py --plot scale_counts.png --json scale_counts.json
     python benchmarks/scale_counts.py --short                                 # calls alone, in a minute
     python benchmarks/scale_counts.py --long --json scale_counts.json         # up to 256 ranks, and private memory
     python benchmarks/scale_counts.py --counts scale_counts.json              # the table of a record
 
-Each rank goes through a program's phases: MPI and the imports, the start of a strategy, variables, a first and a later
-step, `reduce`, `gather`, save, restore, a long wait with its report, the ending. It starts the ranks itself: on this
-host, and on virtual hosts of two ranks each (`tests/hosts`). For each phase it counts, in the thread that runs the
-program; in `look, ...` what all other threads do from one look of the watchdog to the next:
+Each rank runs the phases of a program: MPI and the imports, the start of a strategy, variables, a first and a later
+step, `reduce`, `gather`, save, restore, a long wait with its report, the ending. The benchmark starts the ranks: on
+this host, and on virtual hosts of two ranks each (`tests/hosts`). It counts the operations of each phase in the thread
+that runs the program, and in `look, ...` those of all other threads from one look of the watchdog to the next:
 
-    MPI calls         that communicate; none that only ask (Test, Wait, Iprobe), of which slow machines make more
-    bytes sent        that the rank gives to these calls
-    bytes received    that it gets by them, or has room for
+    MPI calls         that communicate; Test, Wait and Iprobe are not counted, since slow machines make more of these
+    bytes sent        that the rank passes to these calls
+    bytes received    that the rank gets by these calls, or has room for
     files opened      open, openat, fopen, opendir, shm_open, as Python and MPI call them
-    of /proc          of the calls on paths those below /proc
+    of /proc          those of the calls on paths whose path is below /proc
     looks at paths    stat, access, readlink, unlink, rename, mkdir, ...
     files mapped      mmap of a file
     reads and writes  all read and write calls to the kernel of the thread, from /proc/thread-self/io
     bytes kept        by Python's objects and NumPy's arrays, at the end of the phase (tracemalloc)
-    bytes for a while at most by these within the phase
-    private bytes     by the process's own pages, with --long; in a run of its own, since tracemalloc takes some
+    bytes for a while the largest number of such bytes within the phase, beyond those at its begin
+    private bytes     by the process's own pages, with --long; in a separate run, since tracemalloc uses memory, too
 
-A compiled library under MPI and libc counts (`native/counts.c`); the system's C compiler makes it. Of the ranks the
-one with the largest count counts. The table says which of constant, log n, n, n log n and n^2 fits (least squares; the
-slowest that is as good as the best), and what that gives for more ranks. What grows faster than log n has a mark: it
-does not scale, whatever the network. Of one host's ranks read the figure for as many as a host has cores. That of
-many hosts, beside `scale_model.py`, is for the whole job.
+A library that is loaded before MPI and libc counts the calls (`native/counts.c`); the system's C compiler builds it.
+The table shows the largest count of all ranks, the best fit of constant, log n, n, n log n and n^2 (least squares; the
+slowest growth that fits as well as the best), and its value for more ranks. A count that grows faster than log n has a
+mark: it does not scale on any network. For ranks of one host, read the value for as many ranks as a host has cores. The
+values for many hosts, together with `scale_model.py`, are for the whole job.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ PROGRAM = Path(__file__).with_name("scale_counts_rank.py")
 RANKS, LONG_RANKS, HOSTS, PER_HOST = (2, 4, 8, 16, 32, 64), (128, 256), (2, 4, 8), 2
 BEYOND = (1024, 16384, 65536)
 JOB_SECONDS = 600
-# By chance Python's objects differ (texts, tables that grow, other threads), and pages by what shares them.
+# Random differences: of Python's objects (texts, tables that grow, other threads), and of pages that may be shared.
 TOLERANCES = {
     "bytes kept": 32768.0, "bytes for a while": 32768.0, "private bytes": 262144.0, "bytes sent": 64.0,
     "bytes received": 64.0,
 }
-# Some looks do what others do not, for instance write a file.
+# For other kinds: some looks do more than others, for instance write a file.
 OTHER_TOLERANCE = 1.0
 _BY_CHANCE = 0.002
 _PLOTTED = ("MPI calls", "bytes received", "files opened", "bytes kept")
@@ -69,16 +69,16 @@ Series = dict[int, Phases]  # by ranks
 
 
 def build(folder: Path) -> Path:
-    """The compiled library.
+    """Build the library.
 
     Raises:
-        click.ClickException: It cannot be compiled here.
+        click.ClickException: The library cannot be compiled here.
     """
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise click.ClickException("there is no C compiler: the library that counts cannot be made")
     target = folder / "counts.so"
-    # mpi4py calls MPI_..._c where that is there: the library must not have it where MPI has not.
+    # mpi4py calls functions MPI_..._c if MPI has them: the library must not define them if MPI does not.
     code = (
         "import ctypes, mpi4py; mpi4py.rc.initialize = False\nfrom mpi4py import MPI\n"
         "print(hasattr(ctypes.CDLL(MPI.__file__), 'PMPI_Allreduce_c'))"
@@ -97,13 +97,13 @@ def _run(command: Sequence[str]) -> str:
 
 
 def count(ranks: int, library: Path, hosts: int, what: str) -> dict[str, Phases]:
-    """Run the program on so many ranks: the largest counts of the ranks, and their medians."""
-    # Only here: the tests' helpers need no MPI, and no rank needs them.
+    """Run the program on some ranks. Returns the largest counts of the ranks, and their medians."""
+    # Imported only here: no rank needs the tests' helpers.
     sys.path.insert(0, str(ROOT))
     launching = importlib.import_module("tests.helpers.launching")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        # No report of a wait before that which is counted.
+        # No wait may be reported before the one that is counted.
         variables = {"LD_PRELOAD": str(library), "MPIDIST_WARN_SECONDS": str(JOB_SECONDS)}
         if hosts > 1:
             virtual_hosts = importlib.import_module("tests.hosts.virtual_hosts")
@@ -126,11 +126,11 @@ def count(ranks: int, library: Path, hosts: int, what: str) -> dict[str, Phases]
 
 
 def _read(folder: Path, rank: int) -> Phases:
-    """A rank's counts, with those of its ending."""
+    """A rank's counts, including its ending."""
     phases: Phases = json.loads((folder / f"{rank}.json").read_text())
     if "private bytes" not in phases["start"]:
         before, end = ((folder / f"{rank}.{name}").read_text().split() for name in ("before", "end"))
-        # The last files of the program itself are two.
+        # Two of the files in these counts are the program's own.
         phases["ending"] = {
             kind: float(last) - float(first) for kind, first, last in zip(SHIM_KINDS, before, end, strict=False)
         }
@@ -138,7 +138,7 @@ def _read(folder: Path, rank: int) -> Phases:
 
 
 def growths(series: Mapping[int, Phases]) -> dict[tuple[str, str], tuple[dict[int, float], Growth]]:
-    """By phase and kind: the counts over the ranks, and how they grow."""
+    """The counts over the ranks, and their growth, by phase and kind."""
     first = next(iter(series.values()))
     found = {}
     for phase, kinds in first.items():
@@ -151,7 +151,7 @@ def growths(series: Mapping[int, Phases]) -> dict[tuple[str, str], tuple[dict[in
 
 
 def shown(number: float) -> str:
-    """A number in few letters."""
+    """A number as a short text."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(number) >= unit:
             return f"{number / (1e3 if name == 'k' else unit):.{0 if name == 'k' else 1}f}{name}"
@@ -159,14 +159,14 @@ def shown(number: float) -> str:
 
 
 def show(title: str, most: Mapping[int, Phases], median: Mapping[int, Phases]) -> list[dict[str, Any]]:
-    """Print the table of a series; its rows."""
+    """Print the table of a series. Returns its rows."""
     rows = []
     medians = growths(median)
     click.echo(f"\n{title}\n{'':17}{'':18}" + "".join(f"{ranks:>8}" for ranks in most)
                + f"  {'growth':10}" + "".join(f"{ranks:>8,}" for ranks in BEYOND))
     for (phase, kind), (points, growth) in growths(most).items():
         of_median = medians.get((phase, kind))
-        # A rank that does what the others do not, for instance the first one.
+        # Only a few ranks have this count, for instance the first one.
         is_of_few = growth.is_fast and (of_median is None or not of_median[1].is_fast)
         mark = ("  * of few ranks" if is_of_few else "  *") if growth.is_fast else ""
         click.echo(f"{phase:17}{kind:18}" + "".join(f"{shown(one):>8}" for one in points.values())
@@ -180,7 +180,7 @@ def show(title: str, most: Mapping[int, Phases], median: Mapping[int, Phases]) -
 
 
 def plot(path: str, all_series: Mapping[str, Mapping[int, Phases]]) -> None:
-    """Counts by ranks, of each series and some kinds; dotted what the growth says of more."""
+    """Plot counts over ranks, for each series and some kinds; dotted lines extrapolate them to more ranks."""
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(
         len(all_series), len(_PLOTTED), figsize=(16, 4 * len(all_series)), constrained_layout=True, squeeze=False
@@ -223,7 +223,7 @@ def taken(
 
 
 def read(path: str) -> dict[str, dict[str, Series]]:
-    """The counts of a record, by series."""
+    """Read the counts of a record, by series."""
     content = json.loads(Path(path).read_text())["counts"]
     return {
         title: {which: {int(ranks): phases for ranks, phases in series.items()} for which, series in both.items()}

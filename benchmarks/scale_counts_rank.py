@@ -1,4 +1,4 @@
-"""The program of `scale_counts.py`: each rank goes through the phases and writes what it has counted."""
+"""The program of `scale_counts.py`: each rank runs the phases and writes its counts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Those of native/counts.c, in its order, for the thread that runs the program and for all others.
+# The kinds of native/counts.c, in its order; it counts the thread that runs the program, and all others together.
 SHIM_KINDS = ("MPI calls", "bytes sent", "bytes received", "files opened", "of /proc", "looks at paths", "files mapped")
 CALLS, OBJECTS, PAGES = "calls", "objects", "pages"
-# A wait is reported after so many seconds; and the first rank stays away until all others have looked so much longer.
+# Seconds after which a wait is reported, and seconds for which the first rank then still lets the others wait.
 WARN_SECONDS, MORE_SECONDS = 1.0, 4.0
 STEPS, REDUCTIONS, GATHERS = 64, 64, 8
 SHAPES = ((64, 256), (256,), (256, 64), (64,))
 
 
 class Counts:
-    """What this rank has counted since the last phase.
+    """The counts of this rank since the last phase.
 
     Args:
         what: See `main`.
@@ -36,7 +36,7 @@ class Counts:
         self._counters = self._shim.scale_counts().contents
         self._what = what
         self.phases: dict[str, dict[str, float]] = {}
-        # Not those of /proc/self, which are of all threads.
+        # The counts in /proc/self would be those of all threads.
         self._io = open("/proc/thread-self/io", "rb", buffering=0)  # noqa: SIM115 - kept open: opening it counts
         self._last = self._now()
 
@@ -48,14 +48,14 @@ class Counts:
         return counters, int(fields[5]) + int(fields[7]), memory
 
     def note(self, phase: str, times: int = 1) -> None:
-        """End a phase in which the same was done so many times."""
+        """End a phase that has repeated an operation `times` times, and note the counts of one repetition."""
         gc.collect()
         peak = tracemalloc.get_traced_memory()[1]
         counters, io, memory = self._now()
         before, io_before, memory_before = self._last
         more = [now - then for now, then in zip(counters, before, strict=True)]
         found = {name: one / times for name, one in zip(SHIM_KINDS, more, strict=False)}
-        # This measurement reads twice.
+        # `_now` itself reads this file: that read is not counted.
         found["reads and writes"] = max(0, io - io_before - 1) / times
         if self._what == PAGES:
             found = {"private bytes": (memory - memory_before) / times}
@@ -64,29 +64,29 @@ class Counts:
             found["bytes for a while"] = max(0, peak - memory_before)
         self.phases[phase] = found
         tracemalloc.reset_peak()
-        # What measuring has done does not count.
+        # The operations of the measurement itself are not counted.
         self._last = self._now()
 
     def trace(self) -> None:
-        """Begin to count the bytes of Python's objects; what was made before is not among them."""
+        """Begin to count the bytes of Python's objects; earlier objects are not counted."""
         tracemalloc.start()
         self._last = self._now()
 
     def own(self) -> list[int]:
-        """What this thread has counted so far."""
+        """The counts of this thread so far."""
         return list(self._counters)[: len(SHIM_KINDS)]
 
     def write_end(self, path: Path) -> None:
-        """Let the counts be written when the process ends."""
+        """Make the library write the counts when the process ends."""
         self._shim.scale_counts_end(str(path).encode())
 
     def background(self) -> list[int]:
-        """What the other threads have counted so far."""
+        """The counts of the other threads so far."""
         return list(self._counters)[len(SHIM_KINDS) :]
 
 
 class Looks:
-    """Counts what the watchdog does between one of its looks and the next."""
+    """The counts of the watchdog's operations from one of its looks to the next."""
 
     def __init__(self, counts: Counts, mark: Path) -> None:
         self._counts, self._mark = counts, mark
@@ -95,7 +95,7 @@ class Looks:
         self.found: list[list[int]] = []
 
     def look(self, now: float) -> None:
-        """Note a look; in the watchdog's thread."""
+        """Note a look; called in the watchdog's thread."""
         self._begin = self._begin or now
         if self._last:
             self.found.append(
@@ -106,7 +106,7 @@ class Looks:
         self._last = self._counts.background()
 
     def phase(self, which: Callable[[list[float]], float]) -> dict[str, float]:
-        """The median, the maximum ... of what the looks have counted."""
+        """The median or the maximum of the looks' counts; `which` selects it from the sorted counts."""
         if not self.found:
             return dict.fromkeys(SHIM_KINDS, 0.0)
         return {
@@ -120,12 +120,12 @@ def _private_bytes() -> int:
 
 
 def main(folder: Path, what: str) -> None:
-    """Go through all phases.
+    """Run all phases.
 
     Args:
-        folder: For the counts of the ranks.
-        what: `CALLS` counts calls alone; `OBJECTS` also what Python's objects hold, and a long wait, which takes more
-            time; `PAGES` the process's own pages instead.
+        folder: The folder for the counts of the ranks.
+        what: The kind of counts: `CALLS` counts calls alone; `OBJECTS` also the bytes of Python's objects, and a long
+            wait, which takes more time; `PAGES` counts the process's own pages instead.
     """
     importlib.import_module("numpy")
     counts = Counts(what)
@@ -133,7 +133,7 @@ def main(folder: Path, what: str) -> None:
     world = mpi.COMM_WORLD
     world.Barrier()
     counts.note("MPI alone")
-    # Before the phases that are of interest: their modules are many, and no rank has more of them than another.
+    # Imported before the phases that are of interest: these modules are many, and the same on all ranks.
     for name in ("mpidist", "mpidist.optimizers", "mpidist.failures.watchdog", "h5py"):
         importlib.import_module(name)
     counts.note("import")
@@ -148,7 +148,7 @@ def main(folder: Path, what: str) -> None:
 
 
 def train(counts: Counts, folder: Path) -> Any:
-    """The phases from the start to a restore; the strategy."""
+    """Run the phases from the start to a restore. Returns the strategy."""
     np, mpidist = importlib.import_module("numpy"), importlib.import_module("mpidist")
     strategy = mpidist.MultiWorkerMirroredStrategy()
     counts.note("start")
@@ -183,8 +183,8 @@ def train(counts: Counts, folder: Path) -> Any:
 
 
 def wait_long(strategy: Any, world: Any, counts: Counts, folder: Path) -> None:
-    """All ranks but the first wait for it in a call until that was reported."""
-    # Not before: on a busy machine ranks wait for so long in other phases.
+    """Let all ranks but the first wait in a call until the wait was reported."""
+    # Set only now: on a busy machine ranks may wait as long in other phases.
     os.environ["MPIDIST_WARN_SECONDS"] = str(WARN_SECONDS)
     watchdog = importlib.import_module("mpidist.failures.watchdog").WATCHDOG
     looks = Looks(counts, folder / f"{world.rank}.looked")
@@ -193,7 +193,7 @@ def wait_long(strategy: Any, world: Any, counts: Counts, folder: Path) -> None:
         while len(list(folder.glob("*.looked"))) < world.size:
             time.sleep(0.5)
     strategy.reduce("SUM", 1, axis=None)
-    # How often the first rank has looked for the others depends on the machine.
+    # The counts of this phase are dropped: the number of times that the first rank lists files depends on the machine.
     counts.note("wait")
     del counts.phases["wait"]
     counts.phases["look, waiting"] = looks.phase(lambda values: values[len(values) // 2])
