@@ -1,1 +1,1 @@
-"""Failures: which rank waits for which, who has died, and how a job ends. Nothing here calls MPI."""
+"""Failures: the detection of deadlocks and dead ranks, and the end of a job. Nothing here calls MPI."""

@@ -328,7 +328,7 @@ class DeathWatch:
         """Poll until the death of a rank is known, by default of any rank: errors may be faster than its report."""
         end, again, pause = time.monotonic() + _NEWS_SECONDS, 0.0, 0.01
         while not (is_known := self._knows(rank)) and (now := time.monotonic()) < end:
-            if now >= again:  # it opens files of other hosts: in a job of many ranks ever more rarely
+            if now >= again:  # opens files of other hosts, in a job of many ranks at growing intervals
                 again, pause = now + pause, 2 * pause if len(WATCHDOG.peers()) >= FEW else 0.0
                 for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
                     self.note(key, name)

@@ -120,7 +120,7 @@ def life_of(number: int) -> str:
 
 
 def how_ended(descriptor: int) -> str:
-    """Local. How a process ended: "signal 11 (SIGSEGV)" or "exit code 0"; empty if the kernel does not report it.
+    """Local. The end of a process: "signal 11 (SIGSEGV)" or "exit code 0"; empty if the kernel does not report it.
 
     Args:
         descriptor: A descriptor of the process (`man 2 pidfd_open`).
