@@ -12,7 +12,7 @@ FAULTS = (
     ),
     Fault(
         "a resolver fails on one rank", "cluster/roles/placement.py",
-        "\"asking the cluster resolver\", own, error)", "\"asking the cluster resolver\", own)",
+        '"asking the cluster resolver", own, error)', '"asking the cluster resolver", own)',
         "parallel/cluster/test_cluster.py::test_a_resolver_that_fails_on_one_rank_is_the_same_error_on_all", 2,
     ),
     Fault(
