@@ -378,8 +378,7 @@ LEFT_BEHIND = {
         "mean.result()",
     ),
     "agreement between ranks": (
-        "accumulating.apply_gradients([(np.ones(3, 'float32'), variable)])\n"
-        "    mpidist.Checkpoint(v=variable).save(sys.argv[0])",
+        "accumulating.apply_gradients([(np.ones(3, 'float32'), variable)])\n    ranks.barrier()",
         "ranks.all_reduce_max(1)",
     ),
 }
@@ -399,3 +398,18 @@ def test_ranks_in_a_call_that_the_others_have_passed_end_the_job(tmp_path: Path,
     assert result.returncode != 0
     assert "its messages went to another call" in text, text
     assert re.search(rf"rank [12] .* waits in {call}[^,]*, call \d+, \S+py:{line_of(behind, program)}", text), text
+
+
+def test_a_save_and_an_agreement_that_ranks_have_passed_are_one_error(tmp_path: Path) -> None:
+    """Both combine the same numbers, so they end together, and the ranks see that their calls differ."""
+    ahead, behind = "mpidist.Checkpoint(v=variable).save(sys.argv[0])", "ranks.all_reduce_max(1)"
+    program = (
+        "accumulating = mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=2)\naccumulating.build([variable])\n"
+        "if rank == 0:\n    accumulating.apply_gradients([(np.ones(3, 'float32'), variable)])\n"
+        f"    {ahead}\nelse:\n    {behind}\n"
+    )
+    result, text = run_code(tmp_path, HEAD + program)
+    assert result.returncode != 0
+    assert "MismatchError: the collective call, its shape and dtype must be the same on all ranks" in text, text
+    assert re.search(rf"got save of strategy number 1 at \S+py:{line_of(ahead, program)}", text), text
+    assert re.search(rf"agreement between ranks at \S+py:{line_of(behind, program)}", text), text
