@@ -35,7 +35,8 @@ class Network:
         random = np.random.default_rng(seed)
 
         def kernel(fan_in: int, fan_out: int) -> Array:
-            return random.standard_normal((fan_in, fan_out)) / np.sqrt(fan_in)
+            values: Array = random.standard_normal((fan_in, fan_out)) / np.sqrt(fan_in)
+            return values
 
         self.kernel_0 = mpidist.Variable(kernel(inputs, HIDDEN), name="kernel_0", partition_dimensions=[1, devices])
         self.bias_0 = mpidist.Variable(np.zeros(HIDDEN), name="bias_0", partition_dimensions=[devices])
