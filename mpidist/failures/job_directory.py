@@ -4,7 +4,7 @@ Each rank has one file, and holds a lock on it (`man 2 fcntl`), which the kernel
 The last rank to end removes the directory; after a kill its files stay.
 
 A rank that waits repeatedly reads files of other hosts. If each of 2,000 ranks read all files, a file system would have
-to open millions of files a second. So a rank of a large job reads the files of a few ranks only (`whom_to_see`).
+to open millions of files a second. So a rank of a large job reads the files of a few ranks only (`ranks_to_see`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def folder_of(directory: str, job: str) -> Path:
     return Path(directory) / f".mpidist-{job}"
 
 
-def whom_to_see(places: Sequence[Hashable], rank: int) -> list[int]:
+def ranks_to_see(places: Sequence[Hashable], rank: int) -> list[int]:
     """Local. The ranks of other hosts whose files a rank reads: all, or in large jobs some on the previous hosts.
 
     Each rank of a host reads the files of other ranks. So one rank of each of the next hosts sees a given rank, and a

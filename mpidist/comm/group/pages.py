@@ -107,7 +107,7 @@ def look(
         if not WATCHDOG.knows(key):
             peers.append(Peer(key, name(other), other, _open(way), way.through if way else ""))
     if directory and len(near) < len(processes):
-        far = job_directory.whom_to_see(places, rank)
+        far = job_directory.ranks_to_see(places, rank)
         # The files of all ranks are in the directory of their first communicator.
         folder = WATCHDOG.open_file(
             job_directory.folder_of(directory, job), sees_all=len(near) + len(far) == len(processes)

@@ -19,7 +19,7 @@ from mpidist.failures.job_directory import (
     OwnFile,
     folder_of,
     wanted,
-    whom_to_see,
+    ranks_to_see,
 )
 from mpidist.failures.peers import STALE_SECONDS, Key
 from mpidist.failures.watchdog import Watchdog
@@ -63,7 +63,7 @@ def end(process: subprocess.Popen[str]) -> None:
 def test_in_a_small_job_all_ranks_of_other_hosts_are_seen(counts: list[int]) -> None:
     places = [host for host, count in enumerate(counts) for _ in range(count)]
     for rank, place in enumerate(places):
-        assert whom_to_see(places, rank) == [other for other, at in enumerate(places) if at != place]
+        assert ranks_to_see(places, rank) == [other for other, at in enumerate(places) if at != place]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_in_a_large_job_each_rank_sees_few_and_is_seen(counts: list[int], step: 
     places = [place for begin in range(step) for place in places[begin::step]]
     seen_by: dict[int, set[int]] = {rank: set() for rank in range(len(places))}
     for rank, place in enumerate(places):
-        seen = whom_to_see(places, rank)
+        seen = ranks_to_see(places, rank)
         assert len(set(seen)) == len(seen)
         assert place not in {places[other] for other in seen}
         # At most one host's share beyond those.
@@ -90,8 +90,8 @@ def test_in_a_large_job_each_rank_sees_few_and_is_seen(counts: list[int], step: 
 
 def test_a_rank_sees_its_counterpart_on_the_host_before() -> None:
     places = [host for host in range(10) for _ in range(8)]
-    assert whom_to_see(places, 27) == [19, 11, 3, 75]
-    assert whom_to_see(places, 3) == [75, 67, 59, 51]
+    assert ranks_to_see(places, 27) == [19, 11, 3, 75]
+    assert ranks_to_see(places, 3) == [75, 67, 59, 51]
 
 
 def test_deaths_are_told_once_to_each_rank_but_not_to_the_dead(tmp_path: Path) -> None:
