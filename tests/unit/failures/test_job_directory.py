@@ -18,8 +18,8 @@ from mpidist.failures.job_directory import (
     FarPeer,
     OwnFile,
     folder_of,
-    wanted,
     ranks_to_see,
+    wanted,
 )
 from mpidist.failures.peers import STALE_SECONDS, Key
 from mpidist.failures.watchdog import Watchdog
