@@ -37,7 +37,10 @@ def trained(communicator: Communicator) -> dict[str, Any]:
 
 
 def rounds(calls: list[tuple[str, str]]) -> int:
-    return sum(file.startswith("comm/") and function in ROUNDS for file, function in calls)
+    # The communicator of one rank sends nothing.
+    return sum(
+        file.startswith("comm/") and file != "comm/group/solo.py" and function in ROUNDS for file, function in calls
+    )
 
 
 def test_a_save_enters_few_functions_and_stays_in_a_file(communicator: Communicator, mpi_tmp_path: Path) -> None:
