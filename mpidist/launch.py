@@ -53,6 +53,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
 )
 
 
+# The variables in which launchers give the number of ranks of a host.
+_NODE_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 # Python refuses to read numbers of some thousand digits.
 _MOST_DIGITS = 18
 # Names of launchers as processes; the outermost ancestor of these names is the one a person started.
@@ -123,6 +125,11 @@ def world_size() -> int:
     """Local. Number of ranks in the whole job, 1 without a launcher."""
     launch = read()
     return 1 if launch is None else launch.size
+
+
+def node_size() -> int | None:
+    """Local. Number of ranks of the job on this host; None where the launcher does not say."""
+    return next((count for name in _NODE_SIZES if (count := number(os.environ.get(name)))), None)
 
 
 def terminal() -> str | None:

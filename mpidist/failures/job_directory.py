@@ -20,18 +20,18 @@ from typing import Any
 from mpidist.failures.peers import STALE_SECONDS, Key, Peer
 from mpidist.recorder.calls import INNER, PLACE_WORDS, STATE, Calls
 from mpidist.recorder.details import tell
-from mpidist.recorder.time_limits import CLOCK, Clock
+from mpidist.recorder.time_limits import CLOCK, TICK_SECONDS, Clock
 
 VARIABLE = "MPIDIST_JOB_DIR"
 # Seconds between two writes of a rank that waits, and of any other rank.
-WRITE_SECONDS = 1.0
-IDLE_SECONDS = 10.0
+WRITE_SECONDS = 2 * TICK_SECONDS
+IDLE_SECONDS = 20 * TICK_SECONDS
 # The largest number of files that a rank reads.
 MOST_SEEN = 64
 # A rank reads the files of up to this many ranks of other hosts; if there are more ranks, of about this many.
 _ALL_SEEN, _FEW_SEEN = MOST_SEEN, 4
 # Content that has not changed for this time is old.
-_OLD_SECONDS = 4.0
+_OLD_SECONDS = 8 * TICK_SECONDS
 
 
 def wanted() -> str:

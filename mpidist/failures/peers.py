@@ -19,7 +19,7 @@ _CLAIMED = 1
 # Additional time for the answer of a rank that gets no core.
 _BUSY_SECONDS = 5.0
 # A watchdog that has not run for this time is stuck: its process is stopped, or holds the interpreter lock.
-STALE_SECONDS = 3.0
+STALE_SECONDS = 6 * TICK_SECONDS
 # The number of ranks that are listed in a report.
 LISTED = 8
 

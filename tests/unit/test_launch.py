@@ -134,3 +134,13 @@ def test_a_child_of_multiprocessing_must_not_start_mpi() -> None:
         capture_output=True, text=True, check=False, timeout=60,
     )
     assert "LauncherError: a child process of multiprocessing" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(("name", "size"), [
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"), ("MPI_LOCALNRANKS", "3"), ("SLURM_NTASKS_PER_NODE", "3"), ("PMI_SIZE", None),
+])
+def test_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch, name: str, size: str | None) -> None:
+    for variable in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, "3")
+    assert launch.node_size() == (None if size is None else int(size))

@@ -40,8 +40,6 @@ _ASK = f"{_ASK_NAME}MPI.Init()\nMPI.Finalize()\n"
 _LEAST_SHARED, _GOOD_SHARED = 64 << 20, 1 << 30
 # As `mpidist.variables.memory.sharing` has it, which loads NumPy.
 SHARED_FROM = 1 << 28
-# The variables in which launchers give the number of ranks of a host.
-_NODE_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
 def look(*, clean: bool = False) -> list[Finding]:
@@ -176,7 +174,7 @@ def _node_ranks() -> int:
     if node is not None and is_own_step(os.environ):
         with contextlib.suppress(ValueError, IndexError):
             return parse_counts(os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))[node]
-    return next((n for name in _NODE_RANKS if (n := launch.number(os.environ.get(name)))), 1)
+    return launch.node_size() or 1
 
 
 def _bytes(count: int) -> str:
