@@ -1,8 +1,9 @@
 """The end of a job: one rank fails, some rank dies, or all ranks end together.
 
 - A rank fails: its traceback is printed once and whole, and every rank stops. With MPI alone the others would hang.
-- A rank dies, and the launcher does not end the others: they end with an error that names the dead rank. They make no
-  further collective calls, MPI is not finalized, and the program's exit functions run before the process ends.
+- A rank dies, and the launcher does not end the others: they end with an error that names the dead rank, which one rank
+  of each host prints in a job of more than eight. They make no further collective calls, MPI is not finalized, and the
+  program's exit functions run before the process ends.
 - All ranks end: they wait for each other, and MPI is finalized.
 
 `MPIDIST_ABORT=0` in the environment of any rank switches all of this off on all ranks.
@@ -32,6 +33,7 @@ from mpidist.failures.exit_code import code as code_of_program
 from mpidist.failures.farewell import FAREWELLS, LAST, leave_together
 from mpidist.failures.interrupts import INTERRUPTS
 from mpidist.failures.launcher_socket import LauncherSocket
+from mpidist.failures.startup.names import Speaker
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.observe.output import flush, say
 from mpidist.observe.trace import TRACE
@@ -46,12 +48,9 @@ FORWARD_SECONDS = 0.3
 TURN_SECONDS = 1.0
 # Time for ranks to end themselves when they wait for a rank that has left a call in the middle, and ended.
 LEFT_SECONDS = 5.0
-# Time that the first rank which ends has for ending the job before another rank does so.
-LATER_SECONDS = 4.0
-# Time for the program to handle an error that reports a death.
-HANDLING_SECONDS = 60.0
-# Time for exit functions after a death.
-EXIT_SECONDS = 4.0
+LATER_SECONDS = 4.0  # for the first rank that ends to end the job, before another one does so
+HANDLING_SECONDS = 60.0  # for the program to handle an error that reports a death
+EXIT_SECONDS = 4.0  # for exit functions after a death
 
 
 class _Exit(SystemExit):
@@ -91,6 +90,7 @@ class _Ending:
         # After a death: the program's own thread ends the process, or a background thread does.
         self.ends_itself = self.survivor_ends = False
         self.has_explained = self.has_failed = self.stands_apart = False
+        self.speaker = Speaker("death", size)
 
     def on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -110,10 +110,10 @@ class _Ending:
             if mourned:
                 # If another rank has failed and printed its error, the launcher ends this one before it prints.
                 time.sleep(TURN_SECONDS)
-            text = self._traceback(kind, error, trace)
-            end = "the job ends" if self.leads and not WATCH.dead else "and ends alone"
-            why = f"cannot continue: {describe(mourned)}" if mourned else f"failed, {end}"
-            say(f"{self.place} {why}\n{text}")
+            if not mourned or self.speaker.is_here(WATCHDOG.page, WATCHDOG.peers()):
+                end = "the job ends" if self.leads and not WATCH.dead else "and ends alone"
+                why = f"cannot continue: {describe(mourned)}" if mourned else f"failed, {end}"
+                say(f"{self.place} {why}\n{self._traceback(kind, error, trace)}")
             # `at_exit` ends the process, after the program's exit functions.
             self.code, self.has_failed = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, True
             end_later(HANDLING_SECONDS)
@@ -142,8 +142,7 @@ class _Ending:
 
     def exit(self, code: object = None) -> None:
         """Replace `sys.exit`, and find out whether the exception ends the program or is caught."""
-        # The exception is made in another function. A local variable here would keep it alive: its traceback holds
-        # this frame.
+        # Made in another function: a local variable here would keep it alive, since its traceback holds this frame.
         raise self._watched_exit(code)
 
     def _watched_exit(self, code: object) -> _Exit:
@@ -169,11 +168,9 @@ class _Ending:
         """End together with the other ranks, or end the job if this rank ends with an exit code."""
         self._take_kept_code()
         if self.is_finalized() or self.survivor_ends:
-            # After the program has finalized MPI itself, no rank can wait for this one.
-            return
+            return  # after the program has finalized MPI itself, no rank can wait for this one
         if os.getpid() != self.process:
-            # mpi4py would finalize the MPI of this child's parent.
-            self.end_process(self.code or 0)
+            self.end_process(self.code or 0)  # mpi4py would finalize the MPI of this child's parent
         WATCH.ignore_notices()
         mourns = not self.ends_itself and not self.tolerates_deaths
         self.ends_itself = True
@@ -196,10 +193,14 @@ class _Ending:
                 self.end_mpi()
                 return
         if mourns:
-            time.sleep(TURN_SECONDS)
-            say(f"{self.place} has ended without other ranks: {describe(WATCH.dead.values())}")
-            self.code = self.code or 1
+            self._end_without_others()
         self.end_process(self.known_code())
+
+    def _end_without_others(self) -> None:
+        time.sleep(TURN_SECONDS)
+        if self.speaker.is_here(WATCHDOG.page, WATCHDOG.peers()):
+            say(f"{self.place} has ended without other ranks: {describe(WATCH.dead.values())}")
+        self.code = self.code or 1
 
     def known_code(self) -> int:
         """The code with which this process ends."""
@@ -262,9 +263,10 @@ class _Ending:
         if mourned and not self.ends_itself and not self.survivor_ends:
             self.survivor_ends = True
             self.code = self.code or 1
-            frames = sys._current_frames()  # noqa: SLF001 - documented; private only to say "for debuggers"
-            stack = "".join(traceback.format_stack(frames.get(threading.main_thread().ident or 0)))
-            say(f"{self.place} cannot continue: {describe(mourned)}\nThis rank was here:\n{stack}")
+            if self.speaker.is_here(WATCHDOG.page, WATCHDOG.peers()):
+                frames = sys._current_frames()  # noqa: SLF001 - documented; private only to say "for debuggers"
+                stack = "".join(traceback.format_stack(frames.get(threading.main_thread().ident or 0)))
+                say(f"{self.place} cannot continue: {describe(mourned)}\nThis rank was here:\n{stack}")
             end_later(EXIT_SECONDS)
             # Run the program's exit functions here: the main thread, which should run them, is blocked.
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way

@@ -17,7 +17,7 @@ _HEADER_WORDS = 64
 # A rank may wait for 2,000 others.
 TEXT_BYTES = 1 << 17
 # The words of the header. Times are those of the host's monotonic clock in nanoseconds.
-_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM, _BELL = range(10)
+_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM, _BELL, _REPORTED = range(11)
 
 
 class Page:
@@ -99,6 +99,15 @@ class Page:
     @bell.setter
     def bell(self, now: int) -> None:
         self._header[_BELL] = now
+
+    @property
+    def reported(self) -> bool:
+        """Local. Whether the rank has reported a death for all ranks of its host; it may have ended since."""
+        return bool(self._header[_REPORTED])
+
+    @reported.setter
+    def reported(self, value: bool) -> None:
+        self._header[_REPORTED] = value
 
     @property
     def signal(self) -> int:

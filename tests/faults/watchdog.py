@@ -312,4 +312,9 @@ FAULTS = (
         "system/failures/test_start_looks.py::"
         "test_the_files_that_a_host_opens_grow_with_its_ranks_and_not_with_their_square",
     ),
+    Fault(
+        "each of many ranks reports a death", "failures/startup/names.py",
+        "return error.errno != errno.EADDRINUSE", "return True",
+        "system/failures/test_deaths.py::test_one_rank_of_many_reports_a_death",
+    ),
 )

@@ -1,17 +1,14 @@
 """The looker: one of the ranks that wait at the start looks for all ranks of its host; the others read its finding.
 
-The ranks are not connected yet. The first rank that must report binds a name made of the launcher's process: a socket
-without a file (`man 7 unix`), which the kernel frees however the process ends, and which gives the others the number of
-that process. They read its page. If the process does not answer, for instance because it is stopped, the ranks try the
-next name.
+The ranks are not connected yet. The first rank that must report binds a name (`names.py`), by which the others find its
+process, and read its page. If the process does not answer, for instance because it is stopped, the ranks try the next
+name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import struct
 from collections.abc import Callable
 
 from mpidist import launch
@@ -19,6 +16,7 @@ from mpidist.failures.looks import Budget
 from mpidist.failures.peers import STALE_SECONDS
 from mpidist.failures.startup import finding as findings
 from mpidist.failures.startup.finding import HostFinding
+from mpidist.failures.startup.names import bind, holder, name_of
 from mpidist.failures.startup.ranks import launcher_here, page_of, ranks_here
 from mpidist.recorder.calls import Calls
 from mpidist.recorder.rank_page import Page
@@ -28,8 +26,6 @@ from mpidist.recorder.time_limits import CLOCK, TICK_SECONDS, Clock
 _NAMES = 8
 # The greatest age of a finding, in addition to the pause between looks.
 _FRESH_SECONDS = 2 * TICK_SECONDS
-# The process, its user and its group.
-_CREDENTIALS = struct.Struct("3i")
 # The key of the finding in the text of a page.
 _ENTRY = "start"
 
@@ -65,7 +61,7 @@ class Looker:
         if self._name is None:
             for name in self._names(size):
                 with contextlib.suppress(OSError):
-                    self._name = _bind(name)
+                    self._name = bind(name)
                     break
                 if found := self._ask(name, pause):
                     return found
@@ -126,13 +122,13 @@ class Looker:
     @staticmethod
     def _names(size: int) -> list[str]:
         try:
-            launcher, started = launcher_here()
+            job = *launcher_here(), size
         except OSError:
             return []
-        return [f"\0mpidist-start-{os.getuid()}-{launcher}-{started}-{size}-{number}" for number in range(_NAMES)]
+        return [name_of("start", *job, number) for number in range(_NAMES)]
 
     def _ask(self, name: str, pause: Callable[[], None]) -> HostFinding | None:
-        process = _holder(name)
+        process = holder(name)
         page = page_of(process) if process else None
         if page is None:
             return None
@@ -145,34 +141,3 @@ class Looker:
                     return finding
             pause()
         return None
-
-
-def _bind(name: str) -> socket.socket:
-    """A socket of this name.
-
-    Raises:
-        OSError: Another process has bound the name, or no socket can be made.
-    """
-    one = socket.socket(socket.AF_UNIX)
-    try:
-        one.bind(name)
-        one.listen(socket.SOMAXCONN)
-        one.setblocking(False)
-    except OSError:
-        one.close()
-        raise
-    return one
-
-
-def _holder(name: str) -> int:
-    """The process of this user that has bound a name; 0 if there is none."""
-    try:
-        with socket.socket(socket.AF_UNIX) as one:
-            # The other process need not accept the connection: it is enough that it listens.
-            one.setblocking(False)
-            one.connect(name)
-            data = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:
-        return 0
-    process, user, _ = _CREDENTIALS.unpack(data)
-    return process if user == os.getuid() else 0

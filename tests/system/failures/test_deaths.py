@@ -240,3 +240,19 @@ def test_a_death_in_the_end_of_mpi(tmp_path: Path) -> None:
             assert re.search(said, text), text
     assert text.count("exit function") == 3
     assert files_left_behind() == []
+
+
+def test_one_rank_of_many_reports_a_death(tmp_path: Path) -> None:
+    """All of hundreds of ranks would print the same: those in a call, those that compute, and those that end."""
+    code = """
+if rank == 2:
+    die()
+elif rank < 5:
+    for_ever(step)
+elif rank < 7:
+    for_ever(lambda: None)
+"""
+    _, text = run_code(tmp_path, PROGRAM + code, ranks=9, kills=True)
+    assert len(re.findall(r"mpidist: rank \d of 9 on .* rank 2 of 9 .* terminated unexpectedly", text)) == 1, text
+    assert text.count("exit function of rank") == 8
+    assert files_left_behind() == []

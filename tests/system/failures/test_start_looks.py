@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mpidist.failures.startup import looker, ranks
+from mpidist.failures.startup import names, ranks
 from tests.helpers import marks
 from tests.helpers.amounts import amount
 from tests.helpers.launching import ROOT, launch_environment
@@ -150,7 +150,7 @@ def test_the_files_that_a_host_opens_grow_with_its_ranks_and_not_with_their_squa
 
 def _looker_of(job: Job) -> int:
     started = ranks._status(os.getpid()).started
-    return looker._holder(f"\0mpidist-start-{os.getuid()}-{os.getpid()}-{started}-{job.size}-0")
+    return names.holder(f"\0mpidist-start-{os.getuid()}-{os.getpid()}-{started}-{job.size}-0")
 
 
 def test_another_rank_looks_where_the_first_one_is_stopped(tmp_path: Path, jobs: list[Job]) -> None:
