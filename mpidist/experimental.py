@@ -30,14 +30,18 @@ class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
     Args:
         communication: The collective to use, or its name.
         cluster_resolver: Describes the cluster.
+        shard_optimizer: See `mpidist.MultiWorkerMirroredStrategy`.
     """
 
     def __init__(
         self,
         communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
         cluster_resolver: ClusterResolver | None = None,
+        *,
+        shard_optimizer: bool = False,
     ) -> None:
-        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
+        options = CommunicationOptions(implementation=communication)
+        super().__init__(cluster_resolver, options, shard_optimizer=shard_optimizer)
 
 
 class TPUStrategy(tpu_strategy.TPUStrategy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import time
@@ -19,7 +20,7 @@ from mpidist.arrays import AnyArray
 from mpidist.checkpoint.directory.state import DirectoryWork
 from mpidist.checkpoint.file import hdf5
 from mpidist.checkpoint.file.hdf5 import WAY_OUT, Blank
-from mpidist.checkpoint.file.layout import Bounds, Piece, Record, deal, joined_checksum, page_share
+from mpidist.checkpoint.file.layout import Bounds, Owners, Piece, Record, deal, joined_checksum, page_share, parts_of
 from mpidist.checkpoint.file.positional import read_at, sync_directory, write_at
 from mpidist.checkpoint.file.saved import SavedFile
 from mpidist.comm.group.agreement import exchange, on_first_rank, together
@@ -27,8 +28,8 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.variable import Read
 
-# The CRC32 of a piece, or of a part of it, and how many bytes it is of; by the number of the piece.
-Checksums = dict[int, tuple[int, int]]
+# The CRC32 of a piece, or of a part of it, and how many bytes it is of; by the number of the piece, and the first byte.
+Checksums = dict[tuple[int, int], tuple[int, int]]
 
 
 class ArrayToWrite(NamedTuple):
@@ -38,12 +39,14 @@ class ArrayToWrite(NamedTuple):
         record: Its path, shape and dtype.
         content: The array, the same one on every rank; or a Collective function that opens it for reading, such as
             `Variable.reader`. Where the record has a component for each rank, this rank's component is read.
-        bounds: The bytes that each rank can read; None where every rank can read all.
+        bounds: The bytes of the parts that ranks can read; None where every rank can read all.
+        owners: The ranks of these parts.
     """
 
     record: Record
     content: AnyArray | Callable[[], Read]
     bounds: Bounds | None = None
+    owners: Owners = None
 
 
 def write_checkpoint(
@@ -76,7 +79,10 @@ def write_checkpoint(
         # What is in the file must not come from calls in which ranks differ.
         with communicator.order.enter("save", None, None) as order:
             order.show_call()
-            dealt = deal(records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)))
+            dealt = deal(
+                records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)),
+                list(map(attrgetter("owners"), arrays)),
+            )
             checksums, error = write_arrays(communicator, blank, arrays, dealt)
             # No rank continues before every rank has synced its share: only then may the file be marked as complete.
             has_failed, everyone = communicator.gather_object(checksums, int(error is not None))
@@ -152,13 +158,14 @@ def write_arrays(
     try:
         for array, offset, pieces in zip(arrays, blank.offsets, dealt, strict=True):
             content = array.content.reshape(-1) if isinstance(array.content, np.ndarray) else array.content()
-            own = None if array.bounds is None else OwnPart(array.record, array.bounds, communicator.rank)
+            own = _own_parts(array, communicator.rank)
             if error is None:
                 try:
-                    write_pieces(descriptor, offset, array.record, content, pieces, own, checksums)
+                    for one in own:
+                        write_pieces(descriptor, offset, array.record, content, pieces, one, checksums)
                 except Exception as caught:
                     error = caught
-            if own is not None:
+            if array.bounds is not None:
                 error = _hand_over(communicator, descriptor, offset, own, error)
         if error is None:
             # Each rank syncs what it has written: the file is marked as complete only after all of them.
@@ -172,44 +179,56 @@ def write_arrays(
     return checksums, error
 
 
+def _own_parts(array: ArrayToWrite, rank: int) -> Sequence[OwnPart | None]:
+    """The parts that a rank can read; None for all of it."""
+    bounds = array.bounds
+    if bounds is None:
+        return [None]
+    return [OwnPart(array.record, bounds, part) for part in parts_of(array.owners, rank)]
+
+
 def _hand_over(
-    communicator: Communicator, descriptor: int, offset: int, own: OwnPart, error: Exception | None
+    communicator: Communicator, descriptor: int, offset: int, own: Sequence[OwnPart | None], error: Exception | None
 ) -> Exception | None:
-    """Collective. Give each rank the bytes after its part that are in its last page, and write them.
+    """Collective. Give each rank the bytes after its parts that are in their last pages, and write them.
 
     Returns:
         The error of this rank so far.
     """
-    heads = communicator.all_gather_object(own.head)
+    parts = [one for one in own if one is not None]
+    gathered = communicator.all_gather_object([(one.part, one.head) for one in parts])
+    heads = [head for _, head in sorted(itertools.chain.from_iterable(gathered))]
     if error is None:
         try:
-            write_at(descriptor, own.following(heads), offset + own.end)
+            for one in parts:
+                write_at(descriptor, one.following(heads), offset + one.end)
         except OSError as caught:
             return caught
     return error
 
 
 class OwnPart:
-    """The part of a dataset that this rank can read, and the pages of the file that it writes.
+    """A part of a dataset that this rank can read, and the pages of the file that it writes with it.
 
     Args:
         record: The dataset.
         bounds: The parts of all ranks.
-        rank: This rank.
+        part: The number of the part.
 
     Attributes:
+        part: The constructor's argument.
         begin: First byte of the part.
         end: The byte after the last.
         first: The element at which this rank's reader begins to count.
         head: The bytes of the part in a page that an earlier rank writes, as far as they have been read.
     """
 
-    def __init__(self, record: Record, bounds: Bounds, rank: int) -> None:
-        self.begin, self.end = bounds[rank], bounds[rank + 1]
+    def __init__(self, record: Record, bounds: Bounds, part: int) -> None:
+        self.part = part
+        self.begin, self.end = bounds[part], bounds[part + 1]
         self.first = self.begin // record.dtype.itemsize if record.replicas else 0
         self.head = b""
-        self._rank = rank
-        self._start, self._stop = page_share(bounds, rank)
+        self._start, self._stop = page_share(bounds, part)
 
     def take(self, data: memoryview, start: int) -> tuple[memoryview, int]:
         """Local. Bytes of the part from `start` on, without those that an earlier rank writes, and where they begin."""
@@ -221,11 +240,11 @@ class OwnPart:
         """Local. The bytes after the part that are in its last page, which is this rank's alone.
 
         Args:
-            heads: The heads of all ranks, in their order.
+            heads: The heads of all parts, in their order.
         """
-        # Of the next ranks: a rank whose whole part is in this page is followed by another one.
+        # Of the next parts: one that is wholly in this page is followed by another one.
         count = self._stop - self.end if self._start < self._stop else 0
-        return memoryview(b"".join(heads[self._rank + 1 :]) if count > 0 else b"")[: max(0, count)]
+        return memoryview(b"".join(heads[self.part + 1 :]) if count > 0 else b"")[: max(0, count)]
 
 
 def write_pieces(
@@ -240,11 +259,13 @@ def write_pieces(
         record: The dataset.
         content: The flattened array, or what reads it.
         pieces: This rank's.
-        own: Where this rank can read only a part.
+        own: Where this rank can read only parts, one of them: the pieces of the others are left out.
         checksums: To be completed.
     """
     first, itemsize = 0 if own is None else own.first, record.dtype.itemsize
     for number, start, stop in pieces:
+        if own is not None and not own.begin <= start < own.end:
+            continue
         # Whole elements around the bytes of the piece.
         low, high = start // itemsize, -(-stop // itemsize)
         read = content[low:high] if isinstance(content, np.ndarray) else content(low - first, high - first)
@@ -255,7 +276,7 @@ def write_pieces(
             )
         data = np.ascontiguousarray(read, record.dtype).view(np.uint8).data
         data = data[start - low * itemsize : stop - low * itemsize]
-        checksums[number] = zlib.crc32(data), len(data)
+        checksums[number, start] = zlib.crc32(data), len(data)
         data, position = (data, start) if own is None else own.take(data, start)
         write_at(descriptor, data, offset + position)
 
@@ -270,11 +291,10 @@ def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: Direct
     if work.announce is not None:
         work.announce()
     checksums: dict[int, int] = {}
-    # In the order of the ranks, which is that of their parts of a piece.
-    for share in everyone:
-        for number, (checksum, count) in share.items():
-            before = checksums.get(number)
-            checksums[number] = checksum if before is None else joined_checksum(before, checksum, count)
+    # In the order of the parts of a piece, which need not be that of their ranks.
+    for (number, _), (checksum, count) in sorted(item for share in everyone for item in share.items()):
+        before = checksums.get(number)
+        checksums[number] = checksum if before is None else joined_checksum(before, checksum, count)
     hdf5.complete(blank, list(map(checksums.__getitem__, range(len(checksums)))))
     was_there = os.path.lexists(path)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpidist.arguments import flag
 from mpidist.cluster.detect import detect
 from mpidist.cluster.devices.gpu_binding import agree, bind
 from mpidist.cluster.devices.names import warn_about_idle_gpus
@@ -11,6 +12,7 @@ from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.cluster.roles.groups import enter_group
 from mpidist.cluster.roles.placement import place
 from mpidist.cluster.slurm.idle_tasks import warn_about_idle_tasks
+from mpidist.comm.group.agreement import gather_together, require_same
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.opening import open_communicator
 from mpidist.comm.group.resource import end_all
@@ -37,10 +39,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.
         cross_device_ops: See `MirroredStrategy`.
+        shard_optimizer: True keeps a part of the state of optimizers on each node, 1/k of it on k nodes, and not all of
+            it on each. Each node updates the variables whose state it has, and sends them to the others, with as many
+            bytes as an all-reduce. Where memory is private, each rank has a part. Reading a slot of an optimizer then
+            is Collective. Variables and gradients are not in parts.
 
     Raises:
         LauncherError: Tasks and ranks do not fit together, or there is no launcher.
         ValueError: The cluster has parameter servers, or an argument has a wrong type.
+        TypeError: `shard_optimizer` is no bool; on every rank.
+        MismatchError: Ranks pass different `shard_optimizer`.
         RuntimeError: The other ranks serve a `ParameterServerStrategy` that was made before.
     """
 
@@ -52,6 +60,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communicator: object | None = None,
         shared: bool | None = None,
         cross_device_ops: CrossDeviceOps | Collective | None = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
@@ -75,10 +84,25 @@ class MultiWorkerMirroredStrategy(Strategy):
         warn_about_idle_gpus(ranks.node.size)
         warn_about_idle_tasks()
         replicas = Replicas(ranks, communication_options, cross_device_ops=cross_device_ops)
-        arena = Arena(replicas, shared=shared, on_gpu=on_gpu)
+        shards = agreed_sharding(ranks, shard_optimizer)
+        arena = Arena(replicas, shared=shared, on_gpu=on_gpu, shard_optimizer=shards)
         super().__init__(replicas, arena, cluster_resolver=resolver, namespace=arena.namespace)
         self._settle(MultiWorkerMirroredStrategy)
 
     def _end(self, *, is_collective: bool) -> None:
         super()._end(is_collective=is_collective)
         end_all([] if self._own is None else [self._own], is_collective=is_collective)
+
+
+def agreed_sharding(ranks: Communicator, shard_optimizer: bool) -> bool:
+    """Collective. The argument `shard_optimizer`, which must be the same on all ranks.
+
+    Raises:
+        TypeError: It is no bool on some rank; on every rank.
+        MismatchError: Ranks pass different values.
+    """
+    given = gather_together(
+        ranks, "making a MultiWorkerMirroredStrategy", lambda: flag("shard_optimizer", shard_optimizer)
+    )
+    require_same(given, "`shard_optimizer`", "Make the strategy the same way on every rank.")
+    return given[0]

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
@@ -148,8 +147,6 @@ class LogicalPlan(ArenaPlan):
     ) -> None:
         super().__init__(variables, kernel, options, home)
         self._home = home
-        # Each device sees only the state of its own tiles: an overflow on one device must be sent to all.
-        self._own_alarm, self._alarm = self._alarm, None
 
     @override
     def apply(
@@ -158,24 +155,7 @@ class LogicalPlan(ArenaPlan):
         """Collective. See `ArenaPlan.apply`."""
         if numbers is not None:
             self._plan.silence(numbers, is_summed=settings.is_summed)
-        alarm = self._own_alarm
-        if alarm is None or (numbers is None and self._accumulator is not None):
-            # With accumulation the base class calls this method again, with the numbers.
-            return super().apply(gradients, settings, numbers=numbers)
-        if alarm.text:
-            alarm.hear(self._overflowed)
-        overflow = alarm.overflow
-        with np.errstate(over="call", call=overflow.note):
-            was_applied = super().apply(gradients, settings, numbers=numbers)
-        if self._communicator.all_reduce_max(int(overflow.counts.tobytes() != overflow.seen)):
-            alarm.hear(self._overflowed)
-        return was_applied
-
-    @override
-    def _overflowed(self) -> str:
-        """Collective. See `ArenaPlan`; the text of the first rank that sees infinite state."""
-        texts = self._communicator.all_gather_object(super()._overflowed())
-        return next((text for text in texts if text), "")
+        return super().apply(gradients, settings, numbers=numbers)
 
     @override
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:

@@ -50,8 +50,9 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         home: The home of its strategy's variables.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
         is_per_replica: Whether there is no common value: each replica's component is saved and restored by itself.
-        bounds: Where each rank of the group can read only a part: rank r has the elements [bounds[r], bounds[r + 1]) of
+        bounds: Where each rank of the group can read only parts: part i has the elements [bounds[i], bounds[i + 1]) of
             the flattened array. None where every rank can read all.
+        owners: The rank of each part; it may have several. Part 0 is rank 0's. None: part r is rank r's.
         number: Its number among the variables of its home, the same on every rank; None where they have no numbers.
         restored_by: Number of the restore that last set it. Waiting values of earlier restores do not set it again.
         saved_as: Its path in the checkpoint last restored into it, where its optimizer state is found; empty if none.
@@ -67,6 +68,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
     is_per_replica: bool = False
     sparse_gradient: bool = False
     bounds: tuple[int, ...] | None = None
+    owners: tuple[int, ...] | None = None
     number: int | str | None = None
     restored_by: int = 0
     saved_as: str = ""
@@ -181,7 +183,7 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         Returns:
             A Local function: `read(start, stop)` gives the elements [start, stop) of the flattened array in host
             memory; do not change them. They are the same on every rank or, where `is_per_replica`, of this rank's
-            component. A rank may read any of them or, where there are `bounds`, its own.
+            component. A rank may read any of them or, where there are `bounds`, those of its parts.
         """
 
     @abstractmethod
@@ -346,7 +348,6 @@ class Home(Resource, Protocol):
         Returns:
             The variable; for ON_READ an `on_read.OnReadVariable`.
         """
-        ...
 
     def plan(
         self, variables: Sequence[BaseVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
@@ -361,7 +362,6 @@ class Home(Resource, Protocol):
         Raises:
             MismatchError: The lists differ between ranks.
         """
-        ...
 
     def set_strategy(self, strategy: object) -> None:
         """Local. Take the strategy that has been made over this home; called once, by its constructor."""

@@ -11,10 +11,13 @@ from mpidist.variables.replicas import Replicas
 
 def make_arena(
     communicator: Communicator, options: CommunicationOptions | None = None, *, shared: bool | None = None,
-    on_gpu: bool = False, cross_device_ops: object | None = None,
+    on_gpu: bool = False, cross_device_ops: object | None = None, shard_optimizer: bool = False,
 ) -> Arena:
     """Collective. An arena over some ranks, each a replica."""
-    return Arena(Replicas(communicator, options, cross_device_ops=cross_device_ops), shared=shared, on_gpu=on_gpu)
+    return Arena(
+        Replicas(communicator, options, cross_device_ops=cross_device_ops), shared=shared, on_gpu=on_gpu,
+        shard_optimizer=shard_optimizer,
+    )
 
 
 def arena_of(strategy: Strategy) -> Arena:
@@ -31,13 +34,16 @@ class ArenaStrategy(Strategy):
         options: How they communicate.
         shared: As for `Arena`.
         cross_device_ops: As for `Replicas`.
+        shard_optimizer: As for `Arena`.
     """
 
     def __init__(
         self, communicator: Communicator, *, options: CommunicationOptions | None = None, shared: bool | None = None,
-        cross_device_ops: object | None = None,
+        cross_device_ops: object | None = None, shard_optimizer: bool = False,
     ) -> None:
-        arena = make_arena(communicator, options, shared=shared, cross_device_ops=cross_device_ops)
+        arena = make_arena(
+            communicator, options, shared=shared, cross_device_ops=cross_device_ops, shard_optimizer=shard_optimizer
+        )
         super().__init__(arena.replicas, arena)
 
     @property

@@ -63,11 +63,18 @@ def lay_out(communicator: Communicator, layout: str) -> Communicator:
     return _made[key]
 
 
-def make_strategy(communicator: Communicator, layout: str, *, check: bool = False) -> ArenaStrategy:
+def make_strategy(
+    communicator: Communicator, layout: str, *, check: bool = False, reproducible: bool = False,
+    shard_optimizer: bool = False,
+) -> ArenaStrategy:
     """Collective. A strategy whose variables live as the layout says."""
-    options = CommunicationOptions(check=check, bytes_per_pack=512 if layout == "chunks" else 0)
+    options = CommunicationOptions(
+        check=check, bytes_per_pack=512 if layout == "chunks" else 0, reproducible=reproducible
+    )
     shared = False if layout == "private" else None
-    strategy = ArenaStrategy(lay_out(communicator, layout), options=options, shared=shared)
+    strategy = ArenaStrategy(
+        lay_out(communicator, layout), options=options, shared=shared, shard_optimizer=shard_optimizer
+    )
     if layout == "full":
         strategy.arena.reserve = refuse_shared(strategy.arena)  # type: ignore[method-assign]
     return strategy

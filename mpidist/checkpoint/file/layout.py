@@ -40,9 +40,12 @@ OWN_GROUP = "_mpidist"
 SAVE_COUNTER = "save_counter"
 BFLOAT16 = "bfloat16"
 
-# The parts of a dataset that the ranks can read: rank r the bytes [bounds[r], bounds[r + 1]). It begins with 0 and ends
-# with the number of bytes.
+# The parts of a dataset that the ranks can read: part i has the bytes [bounds[i], bounds[i + 1]). It begins with 0 and
+# ends with the number of bytes.
 Bounds = tuple[int, ...]
+# The rank of each part; None: part r is rank r's. A rank may have several parts, or none. Part 0 is rank 0's, since it
+# writes all of a small dataset.
+Owners = tuple[int, ...] | None
 
 _RESERVED = re.compile("[%/\x00\ud800-\udfff]|^\\.")
 
@@ -136,7 +139,8 @@ class Piece(NamedTuple):
 
 
 def deal(
-    records: Iterable[Record], rank: int, size: int, bounds: Sequence[Bounds | None] | None = None
+    records: Iterable[Record], rank: int, size: int, bounds: Sequence[Bounds | None] | None = None,
+    owners: Sequence[Owners] | None = None,
 ) -> list[list[Piece]]:
     """Local. Deal the pieces of all datasets out to the ranks, each piece to one rank, or in parts to several.
 
@@ -145,26 +149,34 @@ def deal(
         rank: The rank whose pieces are wanted.
         size: Number of ranks.
         bounds: For each dataset the parts that the ranks must take, None where any rank can take any piece.
+        owners: For each dataset the ranks of its parts.
 
     Returns:
-        For each dataset the pieces that `rank` writes, or checks; with `bounds` its parts of pieces.
+        For each dataset the pieces that `rank` writes, or checks; with `bounds` its parts of pieces, part by part.
     """
     dealt: list[list[Piece]] = []
     first = 0
     for number, record in enumerate(records):
         own = None if bounds is None else bounds[number]
-        begin, end = (0, record.nbytes) if own is None else (own[rank], own[rank + 1])
-        if own is None or record.replicas:
-            numbers = share(record, number, rank, size)
-        else:
-            numbers = range(begin // PIECE_BYTES, -(-end // PIECE_BYTES) if begin < end else 0)
+        parts = [rank] if own is None or owners is None else parts_of(owners[number], rank)
         pieces: list[Piece] = []
-        for piece in numbers:
-            start, stop = record.piece(piece)
-            pieces.append(Piece(first + piece, max(start, begin), min(stop, end)))
+        for part in parts:
+            begin, end = (0, record.nbytes) if own is None else (own[part], own[part + 1])
+            if own is None or record.replicas:
+                numbers = share(record, number, rank, size)
+            else:
+                numbers = range(begin // PIECE_BYTES, -(-end // PIECE_BYTES) if begin < end else 0)
+            for piece in numbers:
+                start, stop = record.piece(piece)
+                pieces.append(Piece(first + piece, max(start, begin), min(stop, end)))
         dealt.append(pieces)
         first += record.piece_count
     return dealt
+
+
+def parts_of(owners: Owners, rank: int) -> list[int]:
+    """Local. The numbers of the parts of a rank."""
+    return [rank] if owners is None else [part for part, owner in enumerate(owners) if owner == rank]
 
 
 def share(record: Record, number: int, rank: int, size: int) -> range:
@@ -188,23 +200,23 @@ def share(record: Record, number: int, rank: int, size: int) -> range:
     return range(record.piece_count * turn // size, record.piece_count * (turn + 1) // size)
 
 
-def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
-    """Local. Choose the bytes of a dataset that `rank` writes, of which it can read a part: each page is one rank's.
+def page_share(bounds: Bounds, part: int) -> tuple[int, int]:
+    """Local. Choose the bytes of a dataset that are written with a part: each page is written by one rank.
 
-    They may end in the part of a later rank, by less than a page.
+    They may end in a later part, by less than a page.
 
     Args:
-        bounds: The parts of all ranks.
-        rank: The rank.
+        bounds: The parts.
+        part: The number of the part.
 
     Returns:
-        The first byte and the one after the last. They are equal where the pages of earlier ranks hold the whole part.
+        The first byte and the one after the last. They are equal where the pages of earlier parts hold the whole part.
     """
     if bounds[-1] < PAGE_BYTES:
         # Rank 0 writes the small datasets, as `share` says, also where other ranks could read them.
-        return (0 if rank == 0 else bounds[-1]), bounds[-1]
+        return (0 if part == 0 else bounds[-1]), bounds[-1]
     start, stop = (
-        min(-(-edge // PAGE_BYTES) * PAGE_BYTES, bounds[-1]) for edge in (bounds[rank], bounds[rank + 1])
+        min(-(-edge // PAGE_BYTES) * PAGE_BYTES, bounds[-1]) for edge in (bounds[part], bounds[part + 1])
     )
     return start, stop
 

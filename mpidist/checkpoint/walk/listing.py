@@ -89,7 +89,7 @@ def arrays_to_write(
             line += f", strategy number {value.home.strategy_number}, variable number {value.number}"
             edges = range(0, record.size + 1, value.size) if value.is_per_replica and value.size else value.bounds
             bounds = None if edges is None else tuple(edge * record.dtype.itemsize for edge in edges)
-            arrays.append(ArrayToWrite(record, value.reader, bounds))
+            arrays.append(ArrayToWrite(record, value.reader, bounds, value.owners))
         elif isinstance(value, SavedArray):
             arrays.append(ArrayToWrite(record, value.reader))
         else:

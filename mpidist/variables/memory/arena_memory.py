@@ -77,6 +77,8 @@ class ArenaMemory(Home, ABC):
             not the arena.
         on_gpu: Variables and state are CuPy's, private, on the current GPU.
         collective: Over all ranks of the strategy, where these are not all replicas. It is closed with the arena.
+        shard_optimizer: Whether each node keeps a part of the state of optimizers, and not all of it; where memory is
+            private, each rank. The same on every rank.
 
     Raises:
         ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
@@ -87,6 +89,7 @@ class ArenaMemory(Home, ABC):
         replicas: The constructor's argument.
         communicator: All ranks of the strategy: they have the variables, make steps together, and save them.
         options: The options of the replicas.
+        shards_state: Whether the state of optimizers is in parts, see `shard_optimizer`.
         namespace: The module of the variables' arrays: `numpy`, or `cupy`.
         calls: Notes what all these ranks do together.
         collective: Over all ranks of the strategy.
@@ -113,7 +116,7 @@ class ArenaMemory(Home, ABC):
 
     def __init__(
         self, replicas: Replicas, *, shared: bool | None = None, on_gpu: bool = False,
-        collective: CollectiveFront | None = None,
+        collective: CollectiveFront | None = None, shard_optimizer: bool = False,
     ) -> None:
         self.replicas = replicas
         self.communicator = communicator = replicas.everyone
@@ -126,6 +129,7 @@ class ArenaMemory(Home, ABC):
                 f"{replicas.communicator.size} of them are replicas of each other: use a home for parts of variables"
             )
         self.strategy_number = owner = replicas.number
+        self.shards_state = shard_optimizer and communicator.size > 1
         self.calls: Calls = (
             replicas.calls if collective is None
             else communicator.calls.limited(self.options.timeout_seconds, replicas.number)

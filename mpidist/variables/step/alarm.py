@@ -1,7 +1,7 @@
 """The alarm: where the state of an optimizer has overflowed, all ranks of a node learn of it at the end of the step.
 
 It costs no message: ranks that share memory leave a byte there. Others have all numbers themselves, and other nodes
-have the same ones.
+have the same ones. Only where no rank has all of them, because state or variables are in parts, do the ranks ask.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import mark_shared
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.overflow import Overflow
@@ -33,17 +34,25 @@ class Alarm:
         self.text = ""
         self.overflow = Overflow(_counts_of(arena), arena.communicator.node.rank if arena.shares_memory else 0)
 
-    def hear(self, look: Callable[[], str]) -> None:
+    def rings(self, group: Communicator) -> bool:
+        """Collective. Whether an overflow was noted on some rank of a group, each of which has a part of the state."""
+        overflow = self.overflow
+        return group.all_reduce_max(int(overflow.counts.tobytes() != overflow.seen)) > 0
+
+    def hear(self, look: Callable[[], str], group: Communicator | None = None) -> None:
         """Local, on each rank of a node alike. Look at the state after an overflow was noted, now or earlier.
 
         Args:
-            look: Gives the text of the error, the same on every rank; empty where no state is infinite.
+            look: Gives the text of the error for the state that this rank has; empty where none is infinite.
+            group: Those that have to raise the same error, where each has a part of the state: the first text counts.
+                The call is then Collective. None where all have the same.
 
         Raises:
             OverflowError: State has become infinite.
         """
         self.overflow.see()
-        self.text = look()
+        text = look()
+        self.text = text if group is None else next(filter(None, group.all_gather_object(text)), "")
         if self.text:
             raise mark_shared(OverflowError(self.text))
 

@@ -92,6 +92,8 @@ class ArenaPlan:
         self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
         self._checks = arena.options.check
         self._communicator = arena.communicator
+        # Where no rank has all state, all ranks must learn of an overflow that one has noted.
+        self._heard_by = arena.communicator if plan.is_sharded or given_arena is not None else None
         self._order, self._owner = arena.communicator.order, arena.strategy_number
         numbers = range(len(variables))
         self.slots: dict[str, Slot] = {
@@ -112,8 +114,7 @@ class ArenaPlan:
 
     def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
         """Local, and Collective under `CommunicationOptions(check=True)`. See `UpdatePlan.accumulate`."""
-        if self._plan.arena.is_closed:
-            self._plan.arena.require_open()
+        self._plan.arena.require_open()
         if self._accumulator is None:
             raise RuntimeError("gradients are accumulated only under `gradient_accumulation_steps`")
         if self._checks and is_summed:
@@ -142,13 +143,13 @@ class ArenaPlan:
                 was_applied = update(numbers, settings)
             else:
                 if alarm.text:
-                    alarm.hear(self._overflowed)
+                    alarm.hear(self._overflowed, self._heard_by)
                 # Watched here: a step pays for each function that it enters.
                 overflow = alarm.overflow
                 with np.errstate(over="call", call=overflow.note):
                     was_applied = update(numbers, settings)
-                if overflow.counts.tobytes() != overflow.seen:
-                    alarm.hear(self._overflowed)
+                if alarm.rings(self._heard_by) if self._heard_by else overflow.counts.tobytes() != overflow.seen:
+                    alarm.hear(self._overflowed, self._heard_by)
             if was_applied and self._average is not None:
                 self._average.follow(settings.step, numbers, settings.moves)
         return was_applied
@@ -157,8 +158,7 @@ class ArenaPlan:
         """Collective. See `UpdatePlan.flush`."""
         if self._accumulator is None:
             return True
-        if self._plan.arena.is_closed:
-            self._plan.arena.require_open()
+        self._plan.arena.require_open()
         with self._order.enter("flush", self._plan.number, None, self._owner):
             same_on_all(
                 self._communicator, "the number of calls of apply_gradients since the last update, at `flush`,", count,
@@ -226,11 +226,11 @@ class ArenaPlan:
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
 
     def _overflowed(self) -> str:
-        """Local. The text of the error for state that is infinite, after a step the same on every rank; or nothing."""
+        """Local. The text of the error for state that is infinite on this rank; or nothing."""
         for name in self._kernel.slots:
             for number, variable in enumerate(self.variables):
-                state = self._plan.slot(name, number)
-                count = infinite_count(state.address.readable)
+                state = self._plan.elements(name, number)
+                count = infinite_count(state)
                 if count:
                     return overflow_text(variable.name, name, count, state.dtype)
         return ""

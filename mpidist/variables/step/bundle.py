@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.slices import slice_count
+from mpidist.comm.first_use import at_first_use
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.memory.arena_memory import ArenaMemory
+from mpidist.variables.memory.sharing import return_at_once
 from mpidist.variables.memory.slab import Slab, SlabRange, line_elements, padded
 from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from mpidist.variables.step.sharding.shards import Shards, cut
+else:
+    cut = at_first_use("mpidist.variables.step.sharding.shards", "cut")
 
 
 class Block(NamedTuple):
@@ -22,7 +29,7 @@ class Block(NamedTuple):
     Attributes:
         parameter: The parameter of the variables, writable.
         gradients: One for each rank of the node that has a segment in a shared bundle, else this rank's own.
-        slots: The slots of the state, in the kernel's order.
+        slots: The slots of the state, in the kernel's order; none where another node has them.
         total: Private; takes the sum of the gradients.
         scratch: Private, for the kernel.
     """
@@ -53,8 +60,11 @@ class Bundle:
         takes_given_sums: Whether sums that are given go straight into the first segment, since the ranks that count
             are its owners.
         spans: For each variable number its [start, stop) in the flat order.
-        slots: Memory of the state by name, of half precision in float32.
-        directions: The gradients in float32 where `has_directions`, and for half precision only; else None.
+        slots: Memory of the state by name, of half precision in float32; for the elements `own`.
+        directions: The gradients in float32 where `has_directions`, and for half precision only; for the elements
+            `own`. Else None.
+        shards: The shards of the state, None where each node has all of it.
+        own: The first element whose state is here, and the one after the last.
         room: Private memory for a block.
         is_shared: Whether gradients and state are in node memory.
         writes_back: Whether they are private, since node memory ran out, and the variables are shared.
@@ -78,9 +88,14 @@ class Bundle:
         self.size = self._lay_out(variables)
         self._segments: list[AnyArray] = []
         self.slots: dict[str, Slab] = {}
+        self.shards: Shards | None = None
+        self.own = (0, self.size)
         self.directions: AnyArray | None = None
         self._state_dtype = state_dtype(self.dtype)
         self._has_directions = has_directions and self._state_dtype != self.dtype
+        itemsize = self._state_dtype.itemsize
+        byte_count = BLOCK_BYTES if arena.namespace is np else min(GPU_BLOCK_BYTES, self.size * itemsize)
+        self._length = max(1, byte_count // itemsize)
         self.writes_back = False
         try:
             self._reserve(slots)
@@ -100,9 +115,6 @@ class Bundle:
         self.first_segment = self._segments[0]
         is_one_copy = self.is_shared and len(arena.communicator.node_sizes) == 1
         self.takes_given_sums = arena.gives_everywhere or is_one_copy
-        itemsize = self._state_dtype.itemsize
-        byte_count = BLOCK_BYTES if xp is np else min(GPU_BLOCK_BYTES, self.size * itemsize)
-        self._length = max(1, byte_count // itemsize)
         self.room: AnyArray = xp.empty(self._length, self.dtype)
         self._scratch = scratch_blocks(scratch_count, self._length, self.dtype, xp)
 
@@ -112,9 +124,24 @@ class Bundle:
         stride = padded(self.size, self.dtype)
         memory = self.arena.reserve(stride * count, self.dtype, shared=self.is_shared).writable
         self._segments = [memory[rank * stride : rank * stride + self.size] for rank in range(count)]
-        self.slots = self.arena.reserve_slots(slots, self.size, self._state_dtype, shared=self.is_shared)
+        if self.arena.shards_state:
+            floor = self._floor if self.arena.options.reproducible else int
+            self.shards = cut(self.arena, self.size, self.slice_of, floor, is_shared=self.is_shared)
+            self.own = (0, self.size) if self.shards is None else self.shards.own
+        held = self.own[1] - self.own[0]
+        self.slots = self.arena.reserve_slots(slots, held, self._state_dtype, shared=self.is_shared)
         if self._has_directions:
-            self.directions = self.arena.reserve(self.size, self._state_dtype, shared=self.is_shared).writable
+            self.directions = self.arena.reserve(held, self._state_dtype, shared=self.is_shared).writable
+
+    @property
+    def node_barrier(self) -> Callable[[], None]:
+        """Local. The barrier of the ranks that share the gradients; for private ones it returns at once."""
+        return self.arena.barrier if self.is_shared else return_at_once
+
+    def _floor(self, element: int) -> int:
+        """The last start of a block up to an element: under `reproducible` each fixed block is measured as a whole."""
+        low = max((start for start, _ in self.spans.values() if start <= element), default=0)
+        return low + (element - low) // self._length * self._length
 
     def _lay_out(self, variables: Sequence[tuple[int, MirroredVariable]]) -> int:
         """Join variables that are next to one another into runs; returns the length of all runs."""
@@ -155,7 +182,7 @@ class Bundle:
         Args:
             low: The first element.
             high: Behind the last one.
-            of_directions: Where there are directions, they are the only gradient.
+            of_directions: Where there are directions, they are the only gradient. All elements are then `own`.
         """
         result: list[Block] = []
         for position, address in self._runs:
@@ -167,7 +194,9 @@ class Bundle:
     def variable_blocks(
         self, numbers: Sequence[int], index: int, count: int, *, of_directions: bool = False, is_written: bool = False
     ) -> list[tuple[int, Block]]:
-        """Local. Slice `index` of `count` of these variables, as blocks with the variable's number; none spans two.
+        """Local. Slice `index` of `count` of what is `own` of these variables, as blocks with the variable's number.
+
+        No block spans two variables.
 
         Args:
             numbers: The numbers of the variables.
@@ -177,34 +206,47 @@ class Bundle:
             is_written: The slices are those of `writer_count` ranks. What is measured is cut over all of them, as the
                 bits of a sum depend on how it is cut.
         """
-        lengths = {number: padded(stop - start, self.dtype) for number, (start, stop) in self.spans.items()}
+        first, last = self.own
+        spans = {number: (max(start, first), min(stop, last)) for number, (start, stop) in self.spans.items()}
+        lengths = {number: padded(max(0, stop - start), self.dtype) for number, (start, stop) in spans.items()}
         total = sum(lengths[number] for number in numbers)
         first, last = self.slice_of(total, index, self.writer_count(total, count) if is_written else count)
         result: list[tuple[int, Block]] = []
         seen = 0
         for number in numbers:
-            low, high = self.spans[number]
+            low, high = spans[number]
             begin, end = max(low, low + first - seen), min(high, low + last - seen)
             seen += lengths[number]
             if begin < end:
                 result.extend((number, block) for block in self.blocks(begin, end, of_directions=of_directions))
         return result
 
-    def fixed_blocks(self, number: int, *, of_directions: bool = False) -> list[Block]:
-        """Local. A variable's blocks, cut at its own start: they depend neither on ranks nor on other variables."""
-        low, high = self.spans[number]
-        return [
-            block for at in range(low, high, self._length)
-            for block in self.blocks(at, min(at + self._length, high), of_directions=of_directions)
-        ]
+    def fixed_blocks(self, number: int, *, of_directions: bool = False) -> list[Block | None]:
+        """Local. A variable's blocks, cut at its own start: they depend neither on ranks nor on other variables.
+
+        In the place of a block that another node has there is None.
+        """
+        (low, high), (first, last) = self.spans[number], self.own
+        result: list[Block | None] = []
+        for at in range(low, high, self._length):
+            # The own elements begin and end with such blocks, and a variable's block is never in two runs.
+            is_own = first <= at < last
+            end = min(at + self._length, high)
+            result.extend(self.blocks(at, end, of_directions=of_directions) if is_own else [None])
+        return result
 
     def _block(self, position: int, address: SlabRange, at: int, end: int, of_directions: bool) -> Block:
-        segments = self._segments if self.directions is None or not of_directions else [self.directions]
         offset = address.start - position
+        first, last = self.own
+        is_own, begin, stop = first <= at and end <= last, at - first, end - first
+        gradients = (
+            tuple(segment[at:end] for segment in self._segments) if self.directions is None or not of_directions
+            else (self.directions[begin:stop],)
+        )
         return Block(
             address.slab.writable[at + offset : end + offset],
-            tuple(segment[at:end] for segment in segments),
-            tuple(slab.writable[at:end] for slab in self.slots.values()),
+            gradients,
+            tuple(slab.writable[begin:stop] for slab in self.slots.values()) if is_own else (),
             self.room[: end - at],
             tuple(scratch[: end - at] for scratch in self._scratch),
         )

@@ -3,12 +3,13 @@
 - sums that are there already, and one replica: the kernel alone (`GivenSums`);
 - node memory on one node: each block is added up and updated while it is in the cache (`NodeSums`);
 - several nodes of one size, and private memory: chunk by chunk, with an all-reduce of each chunk (`ChunkSums`);
+- state in shards: sums and parameters are exchanged in lanes (`ShardedSums`);
 - all else: first all sums (`LaneReduction`, `SegmentReduction`, compression), then the kernel (`PhasedSums`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,11 @@ from mpidist.variables.update.kernel import GPU_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from mpidist.comm.front.halves import is_halved
+    from mpidist.variables.step.sharding.sharded_sums import ShardedSums
+    from mpidist.variables.step.sharding.shards import Shards
 else:
     is_halved = at_first_use("mpidist.comm.front.halves", "is_halved")
+    ShardedSums = at_first_use("mpidist.variables.step.sharding.sharded_sums", "ShardedSums")
 
 # Bytes of a message between nodes, or through a collective: a chunk is added up, sent and updated while it is in a
 # cache.
@@ -56,17 +60,37 @@ def open_bundle_step(bundle: Bundle, numbers: Sequence[int], *, is_summed: bool 
     """
     chunks = _own_chunks(bundle, numbers)
     phase = _open_sums(bundle, numbers, chunks, is_summed=is_summed)
+    if bundle.shards is not None:
+        reduction = None if _lanes_sum(bundle.arena) and not is_summed else phase.reduce
+        phase = _open_sharded(bundle, bundle.shards, numbers, reduction)
     return WriteBack(bundle.arena, _blocks_in(chunks), phase, bundle.room) if bundle.writes_back else phase
 
 
-def own_blocks(bundle: Bundle, numbers: Sequence[int]) -> list[Block]:
-    """Local. The blocks that this rank updates: its slice in node memory, all of them in private memory.
+def open_reduced_step(bundle: Bundle, numbers: Sequence[int], reduction: Callable[[], None]) -> Phase:
+    """Local. The phase of this rank for some variables of a private bundle, by a reduction of its own.
 
     Args:
         bundle: The bundle of a plan.
         numbers: The numbers of variables in it, increasing.
+        reduction: Collective: puts the sums into this rank's gradients.
     """
-    return _blocks_in(_own_chunks(bundle, numbers))
+    if bundle.shards is not None:
+        return _open_sharded(bundle, bundle.shards, numbers, reduction)
+    return PhasedSums(reduction, _blocks_in(_own_chunks(bundle, numbers)))
+
+
+def _open_sharded(
+    bundle: Bundle, shards: Shards, numbers: Sequence[int], reduction: Callable[[], None] | None
+) -> Phase:
+    return ShardedSums(
+        bundle, shards, numbers, add=_adder_of(bundle), byte_count=chunk_bytes(bundle.arena), reduction=reduction
+    )
+
+
+def _lanes_sum(arena: ArenaMemory) -> bool:
+    """Whether the shards' sums are made in the order of the nodes, and no other way was asked for."""
+    replicas = arena.replicas
+    return not (arena.options.reproducible or replicas.has_user_collective or replicas.wire_dtype is not None)
 
 
 def _open_sums(bundle: Bundle, numbers: Sequence[int], chunks: Sequence[Chunk], *, is_summed: bool) -> Phase:
@@ -106,7 +130,8 @@ def _all_reduce_of(bundle: Bundle, numbers: Sequence[int], collective: Collectiv
     return partial(collective.all_reduce, op=ReduceOp.SUM, in_place=True)
 
 
-def _chunk_bytes(arena: ArenaMemory) -> int:
+def chunk_bytes(arena: ArenaMemory) -> int:
+    """Local. The number of bytes of gradients that are sent at a time."""
     if arena.options.bytes_per_pack:
         return arena.options.bytes_per_pack
     if arena.namespace is not np:
@@ -129,7 +154,7 @@ def _own_chunks(bundle: Bundle, numbers: Sequence[int]) -> list[Chunk]:
         low, high = bundle.slice_of(total, node.rank, bundle.writer_count(total, node.size))
     return [
         (bundle.first_segment[start:stop], bundle.blocks(start, stop))
-        for start, stop in bundle.pieces(spans, low, high, _chunk_bytes(bundle.arena))
+        for start, stop in bundle.pieces(spans, low, high, chunk_bytes(bundle.arena))
     ]
 
 
@@ -156,7 +181,7 @@ class LaneReduction:
             spans = bundle.merged(numbers)
             total = sum(stop - start for start, stop in spans)
             low, high = bundle.slice_of(total, node.rank, bundle.writer_count(total, arena.lane_count))
-            pieces = bundle.pieces(spans, low, high, _chunk_bytes(arena))
+            pieces = bundle.pieces(spans, low, high, chunk_bytes(arena))
             self._chunks = [bundle.first_segment[start:stop] for start, stop in pieces]
 
     def __call__(self) -> None:
@@ -183,7 +208,7 @@ class SegmentReduction:
 
     def __init__(self, bundle: Bundle, numbers: Sequence[int]) -> None:
         spans = bundle.merged(numbers)
-        pieces = bundle.pieces(spans, 0, sum(high - low for low, high in spans), _chunk_bytes(bundle.arena))
+        pieces = bundle.pieces(spans, 0, sum(high - low for low, high in spans), chunk_bytes(bundle.arena))
         self._chunks = [bundle.gradient[start:stop] for start, stop in pieces]
         self._collective = bundle.arena.collective
         self._barrier = bundle.arena.barrier

@@ -17,6 +17,7 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
+from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.variables.kinds.mirrored import MirroredVariable
@@ -24,17 +25,19 @@ from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.memory.sharing import return_at_once
 from mpidist.variables.memory.slab import SlabRange
 from mpidist.variables.step.bundle import Bundle
-from mpidist.variables.step.bundle_step import open_bundle_step, own_blocks
+from mpidist.variables.step.bundle_step import open_bundle_step, open_reduced_step
 from mpidist.variables.step.compressed_step import CompressedReduction
 from mpidist.variables.step.step import NoGradients, Phase, Selection, Step, StepHeader
-from mpidist.variables.step.sums import PhasedSums
 from mpidist.variables.step.table import Table, TableStep
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.halves import MASTER_COPY
-from mpidist.variables.variable import Gradient, common_home
+from mpidist.variables.variable import BaseVariable, Gradient, common_home
 
 if TYPE_CHECKING:
     from mpidist.comm.compression.compression import Compression, CompressionState
+    from mpidist.variables.kinds.sharded_state import ShardedState
+else:
+    ShardedState = at_first_use("mpidist.variables.kinds.sharded_state", "ShardedState")
 
 # The number of steps, and of variable passes, kept for the selections of variables used last. A program uses a few:
 # all variables, or those of a generator and those of a discriminator. With random selections a step is planned again
@@ -65,6 +68,7 @@ class Plan:
         bundles: The bundles of the variables with dense gradients.
         tables: The variables with sparse gradients, by number.
         gradients: Writable views of this rank's, in the shapes of the variables; of a table an array without rows.
+        is_sharded: Whether some state is in shards, so that not every node has it.
         compression_states: The errors of this rank's compressed gradients, by number; see `CompressionErrors`.
     """
 
@@ -105,6 +109,8 @@ class Plan:
             number: Table(variable, {**slots, **(master if is_half(variable.dtype) else {})}, scratch_count)
             for number, variable in enumerate(self.variables) if variable.sparse_gradient
         }
+        holders: list[Bundle | Table] = [*self.bundles, *self.tables.values()]
+        self.is_sharded = any(held.shards is not None for held in holders)
         self.gradients = tuple(self._gradient(number) for number in range(len(self.variables)))
         # They belong to the variables and not to a step, which may be dropped and planned again.
         self.compression_states: dict[int, CompressionState] = {}
@@ -117,18 +123,34 @@ class Plan:
         self._steps: OrderedDict[tuple[tuple[int, ...], bool], Step] = OrderedDict()
         self._passes: OrderedDict[tuple[int, ...], VariablePass] = OrderedDict()
 
-    def slot(self, name: str, number: int) -> MirroredVariable:
+    def slot(self, name: str, number: int) -> BaseVariable:
         """Local. The state `name` of variable `number`, as a variable of the same shape."""
+        variable, title = self.variables[number], f"{self.variables[number].name}/{name}"
+        address, begin = self._address(name, number)
+        held = self.tables.get(number) or self._bundle_of[number]
+        if held.shards is None:
+            return MirroredVariable(variable.arena, address, variable.shape, name=title, trainable=False)
+        low = 0 if number in self.tables else self._bundle_of[number].spans[number][0]
+        return ShardedState(variable, address, begin, held.shards.parts(low, low + variable.size), name=title)
+
+    def elements(self, name: str, number: int) -> AnyArray:
+        """Local. The elements of the state `name` of variable `number` that are on this node, flat."""
+        return self._address(name, number)[0].writable
+
+    def _address(self, name: str, number: int) -> tuple[SlabRange, int]:
+        """Where the elements of some state are that this node has, and the number of the first one in its variable."""
         variable, known = self.variables[number], f"{number} ({name})"
         if number in self.tables:
-            address = SlabRange(self.tables[number].slots[name], 0, variable.size, known)
+            held: Table | Bundle = self.tables[number]
+            low, high = 0, variable.size
         else:
-            bundle = self._bundle_of[number]
-            low, high = bundle.spans[number]
-            address = SlabRange(bundle.slots[name], low, high - low, known)
-        return MirroredVariable(
-            variable.arena, address, variable.shape, name=f"{variable.name}/{name}", trainable=False
-        )
+            held = self._bundle_of[number]
+            low, high = held.spans[number]
+        first, last = (low, high) if held.shards is None else held.shards.own
+        begin = min(max(first, low), high)
+        end = max(min(last, high), begin)
+        start = begin if held.shards is None else max(begin - first, 0)
+        return SlabRange(held.slots[name], start, end - begin, known), begin - low
 
     def step(self, numbers: tuple[int, ...], *, is_summed: bool = False) -> Step:
         """Local. The step over some variables, planned at the first call.
@@ -222,7 +244,7 @@ class Plan:
             return open_bundle_step(bundle, numbers, is_summed=is_summed and bundle.takes_given_sums)
         gradients = {number: self.gradients[number] for number in numbers}
         reduction = CompressedReduction(bundle, gradients, self._compression, self.compression_states)
-        return PhasedSums(reduction, own_blocks(bundle, numbers))
+        return open_reduced_step(bundle, numbers, reduction)
 
     def _gradient(self, number: int) -> AnyArray:
         variable = self.variables[number]

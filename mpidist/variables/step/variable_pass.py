@@ -1,21 +1,30 @@
 """The variable pass: work on the variables of a plan one by one, for what depends on a whole variable, as a norm does.
 
 It follows `Step.reduce`: the sums of the gradients are in the first segment of each node. Measuring is cut over all
-ranks, since every node holds the same numbers. Changing is cut over the ranks of a node, as in a step.
+ranks, since every node holds the same numbers. Changing is cut over the ranks of a node, as in a step. Where the state
+is in shards, each node measures and changes its own, and then the new parameters go around.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.first_use import at_first_use
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block, Bundle
+from mpidist.variables.step.bundle_step import chunk_bytes
 from mpidist.variables.step.sums import aside, write_back
-from mpidist.variables.step.table import Table
+from mpidist.variables.step.table import Table, spread_rows
 from mpidist.variables.update.kernel import Update
+
+if TYPE_CHECKING:
+    from mpidist.variables.step.sharding.sharded_sums import LaneExchange
+else:
+    LaneExchange = at_first_use("mpidist.variables.step.sharding.sharded_sums", "LaneExchange")
 
 BlockMeasure = Callable[[AnyArray, AnyArray], Sequence[float]]
 
@@ -49,7 +58,9 @@ class VariablePass:
         self._rows = {number: row for row, number in enumerate(numbers)}
         self._measured: list[tuple[int, Block]] = []
         # Under `reproducible`: the same blocks on any number of ranks. Each block is measured by one rank.
-        self._fixed: list[tuple[int, Block]] = []
+        # In the place of one that another rank measures there is None.
+        self._fixed: list[tuple[int, Block | None]] = []
+        self._exchanges: list[LaneExchange] = []
         self._own: list[tuple[int, Block]] = []
         # Parameters in node memory, gradients and state private to each rank: one rank per node writes parameters.
         self._copied: list[tuple[int, Block]] = []
@@ -57,20 +68,24 @@ class VariablePass:
         # For half precision: sums of gradients, and the arrays that get them in float32.
         self._narrow: list[tuple[AnyArray, AnyArray]] = []
         for bundle, chosen in bundles:
-            communicator, node = bundle.arena.communicator, bundle.arena.communicator.node
+            communicator, node, shards = bundle.arena.communicator, bundle.arena.communicator.node, bundle.shards
+            index, count = (communicator.rank, communicator.size) if shards is None else shards.writers
             if is_in_order:
-                self._fixed += [
-                    (number, block) for number in chosen for block in bundle.fixed_blocks(number, of_directions=True)
-                ]
-            else:
-                self._measured += bundle.variable_blocks(
-                    chosen, communicator.rank, communicator.size, of_directions=True
+                self._fixed += _share(
+                    [(number, block) for number in chosen for block in bundle.fixed_blocks(number, of_directions=True)],
+                    index, count,
                 )
+            else:
+                self._measured += bundle.variable_blocks(chosen, index, count, of_directions=True)
+            if shards is not None:
+                self._exchanges.append(LaneExchange(bundle, shards, chosen, chunk_bytes(bundle.arena)))
             mine = (node.rank, node.size) if bundle.is_shared else (0, 1)
             own = bundle.variable_blocks(chosen, *mine, of_directions=True, is_written=True)
             (self._copied if bundle.writes_back else self._own).extend(own)
             if bundle.writes_back:
-                self._copies.append((bundle.arena, [block for _, block in own]))
+                spans = bundle.merged(chosen) if shards is not None else ()
+                new = [block for low, high in spans for block in bundle.blocks(low, high)]
+                self._copies.append((bundle.arena, new or [block for _, block in own]))
             if bundle.directions is not None:
                 sums = [block.gradients[0] for _, block in bundle.variable_blocks(chosen, *mine, is_written=True)]
                 self._narrow += zip(sums, [block.gradients[0] for _, block in own], strict=True)
@@ -105,12 +120,11 @@ class VariablePass:
 
     def _measured_in_order(self, measure: BlockMeasure, sums: AnyArray) -> AnyArray:
         """One rank measures a block, the others add 0 to it; then blocks are added in their order."""
-        communicator, count = self._arena.communicator, len(self._fixed)
-        measured = np.zeros((len(sums) + count, sums.shape[1]))
+        measured = np.zeros((len(sums) + len(self._fixed), sums.shape[1]))
         measured[: len(sums)] = sums
-        begin, end = (count * rank // communicator.size for rank in (communicator.rank, communicator.rank + 1))
-        for place, (_, (parameter, gradients, *_)) in enumerate(self._fixed[begin:end], len(sums) + begin):
-            measured[place] = measure(parameter, gradients[0])
+        for place, (_, block) in enumerate(self._fixed, len(sums)):
+            if block is not None:
+                measured[place] = measure(block.parameter, block.gradients[0])
         measured = self._arena.collective.all_reduce(measured)
         for place, (number, _) in enumerate(self._fixed, len(sums)):
             measured[self._rows[number]] += measured[place]
@@ -138,8 +152,24 @@ class VariablePass:
             aside(update_of(number), total)(parameter, gradients[0], slots, scratch)
         for number, table in self._tables.items():
             table.apply(update_of(number))
+        spread_rows(self._tables.values())
         self.barrier()
+        if self._exchanges:
+            if self._copies:
+                # What goes around are blocks of the gradients' own dtype.
+                for narrow, wide in self._narrow:
+                    np.copyto(narrow, wide, casting="same_kind")
+            for exchange in self._exchanges:
+                exchange.gather_all()
+            self.barrier()
         for arena, blocks in self._copies:
             if arena.communicator.node.rank == 0:
                 write_back(blocks)
             arena.barrier()
+
+
+def _share(blocks: list[tuple[int, Block | None]], index: int, count: int) -> list[tuple[int, Block | None]]:
+    """The same blocks, with None in the place of those that are not in part `index` of `count`."""
+    there = [place for place, (_, block) in enumerate(blocks) if block is not None]
+    own = set(there[len(there) * index // count : len(there) * (index + 1) // count])
+    return [(number, block if place in own else None) for place, (number, block) in enumerate(blocks)]

@@ -18,7 +18,7 @@ from mpidist.checkpoint.file import hdf5, layout, positional
 from mpidist.checkpoint.file.layout import PAGE_BYTES, Record
 from mpidist.checkpoint.file.positional import read_at, write_at
 from mpidist.checkpoint.file.saved import SavedFile
-from mpidist.checkpoint.transfer import OwnPart, publish, verify, write_pieces
+from mpidist.checkpoint.transfer import Checksums, OwnPart, publish, verify, write_pieces
 from mpidist.comm.group.solo import SoloCommunicator
 from tests.helpers.clocks import SetClock
 
@@ -64,7 +64,7 @@ def test_parts_that_end_within_pages_and_pieces_make_one_file(
     record = Record("a", (size,), content.dtype)
     blank = hdf5.create(str(tmp_path / "new"), [record], {})
     parts = [OwnPart(record, bounds, rank) for rank in range(3)]
-    everyone: list[dict[int, tuple[int, int]]] = [{}, {}, {}]
+    everyone: list[Checksums] = [{}, {}, {}]
     descriptor = os.open(blank.path, os.O_RDWR)
     for rank, (own, checksums) in enumerate(zip(parts, everyone, strict=True)):
         (pieces,) = layout.deal([record], rank, 3, [bounds])
