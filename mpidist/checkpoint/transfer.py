@@ -147,12 +147,7 @@ def write_arrays(
     error: Exception | None = None
     descriptor = -1
     try:
-        descriptor = os.open(blank.path, os.O_WRONLY)
-    except FileNotFoundError:
-        error = FileNotFoundError(
-            errno.ENOENT, f"rank 0 has made {blank.path!r}, and this rank does not see it: save checkpoints to a file "
-            f"system that all hosts share, and by an absolute path (here the working directory is {os.getcwd()!r})"
-        )
+        descriptor = _open_to_write(blank)
     except OSError as caught:
         error = caught
     try:
@@ -177,6 +172,16 @@ def write_arrays(
         if descriptor >= 0:
             os.close(descriptor)
     return checksums, error
+
+
+def _open_to_write(blank: Blank) -> int:
+    try:
+        return os.open(blank.path, os.O_WRONLY)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            errno.ENOENT, f"rank 0 has made {blank.path!r}, and this rank does not see it: save checkpoints to a file "
+            f"system that all hosts share, and by an absolute path (here the working directory is {os.getcwd()!r})"
+        ) from None
 
 
 def _own_parts(array: ArrayToWrite, rank: int) -> Sequence[OwnPart | None]:

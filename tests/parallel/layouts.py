@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ def node_color(layout: str, rank: int, size: int) -> int:
         return rank
     if layout == "first":
         return min(rank, 1)
+    if layout == "cyclic":
+        # Ranks are dealt to two nodes in turn.
+        return rank % 2
     if layout == "uneven":
         # Two ranks on the first node, one on each other: three nodes for four ranks.
         return max(rank - 1, 0)
@@ -65,12 +69,11 @@ def lay_out(communicator: Communicator, layout: str) -> Communicator:
 
 def make_strategy(
     communicator: Communicator, layout: str, *, check: bool = False, reproducible: bool = False,
-    shard_optimizer: bool = False,
+    shard_optimizer: bool = False, options: CommunicationOptions | None = None,
 ) -> ArenaStrategy:
     """Collective. A strategy whose variables live as the layout says."""
-    options = CommunicationOptions(
-        check=check, bytes_per_pack=512 if layout == "chunks" else 0, reproducible=reproducible
-    )
+    own = CommunicationOptions(check=check, bytes_per_pack=512 if layout == "chunks" else 0)
+    options = replace(options or own, reproducible=reproducible)
     shared = False if layout == "private" else None
     strategy = ArenaStrategy(
         lay_out(communicator, layout), options=options, shared=shared, shard_optimizer=shard_optimizer

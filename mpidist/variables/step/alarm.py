@@ -44,8 +44,8 @@ class Alarm:
 
         Args:
             look: Gives the text of the error for the state that this rank has; empty where none is infinite.
-            group: Those that have to raise the same error, where each has a part of the state: the first text counts.
-                The call is then Collective. None where all have the same.
+            group: The ranks that have to raise the same error, where each has a part of the state: the first text
+                counts, and the call is Collective. None where all have the same.
 
         Raises:
             OverflowError: State has become infinite.

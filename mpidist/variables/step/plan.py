@@ -138,7 +138,7 @@ class Plan:
         return self._address(name, number)[0].writable
 
     def _address(self, name: str, number: int) -> tuple[SlabRange, int]:
-        """Where the elements of some state are that this node has, and the number of the first one in its variable."""
+        """The place of those elements of a slot that this node has, and the number of the first one in the variable."""
         variable, known = self.variables[number], f"{number} ({name})"
         if number in self.tables:
             held: Table | Bundle = self.tables[number]

@@ -23,8 +23,8 @@ LEAST_PART_BYTES = 1 << 16
 Ranges = list[tuple[int, int]]
 
 
-class Round(NamedTuple):
-    """What a lane sends at a time.
+class LaneRound(NamedTuple):
+    """The part of a bundle that a lane sends at a time.
 
     Attributes:
         blocks: The blocks of all shards.
@@ -55,7 +55,7 @@ class LaneExchange:
     def __init__(self, bundle: Bundle, shards: Shards, numbers: Sequence[int], byte_count: int) -> None:
         self._shards = shards
         self._dtype, self._xp = bundle.dtype, bundle.arena.namespace
-        self.rounds: list[Round] = []
+        self.rounds: list[LaneRound] = []
         collective, lane = shards.collective, shards.lane
         if collective is None or lane is None:
             return
@@ -71,9 +71,9 @@ class LaneExchange:
             # Where one rank of a node writes for all, the new parameters are in the memory of the gradients until then.
             results = sums if bundle.writes_back else [[block.parameter for block in chosen] for chosen in blocks]
             everything = [block for chosen in blocks for block in chosen]
-            self.rounds.append(Round(everything, BlockList(blocks[shards.index]), sums, results))
+            self.rounds.append(LaneRound(everything, BlockList(blocks[shards.index]), sums, results))
 
-    def sum(self, one: Round) -> None:
+    def sum(self, one: LaneRound) -> None:
         """Collective over the lane. Put the sums over the nodes into the pieces of the own shard."""
         received = self._collective.all_to_all([self._joined(pieces) for pieces in one.sums])
         wide = state_dtype(self._dtype)
@@ -83,7 +83,7 @@ class LaneExchange:
             total += other.astype(wide, copy=False)
         self._deal(total, one.sums[self._shards.index])
 
-    def gather(self, one: Round) -> None:
+    def gather(self, one: LaneRound) -> None:
         """Collective over the lane. Take the new parameters of all other shards."""
         index = self._shards.index
         everything = self._collective.all_gather(self._joined(one.results[index]))
