@@ -12,7 +12,7 @@ TOGETHER = "parallel/checkpoint/test_together.py::test_"
 FAULTS = (
     Fault(
         "a component in the middle of a page", "checkpoint/transfer.py",
-        "heads[self._rank + 1 :]", "heads[self._rank + 1 : self._rank + 2]",
+        "heads[self.part + 1 :]", "heads[self.part + 1 : self.part + 2]",
         TOGETHER + "components_of_any_size_are_written", 3,
     ),
     Fault(
@@ -359,5 +359,11 @@ FAULTS = (
         "the work with a checkpoint counts as waiting for the next one", "checkpoint/following.py",
         "            yield path\n            waiting_since = None\n", "            yield path\n",
         "unit/checkpoint/test_checkpoints_iterator.py::test_a_timeout_ends_it",
+    ),
+    Fault(
+        "parts of a piece are joined in the order of their ranks", "checkpoint/transfer.py",
+        "in sorted(item for share in everyone for item in share.items()):",
+        "in (item for share in everyone for item in share.items()):",
+        "unit/checkpoint/test_checkpoint_boundaries.py::test_ranks_have_parts_in_any_order_and_several_of_them",
     ),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
+SHARDED = "parallel/optimizers/test_sharded.py"
+SHARDED_STATE = "parallel/optimizers/test_sharded_state.py"
 FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
 OVERFLOW = "unit/optimizers/test_optimizers_overflow.py"
 ACCUMULATION = "parallel/optimizers/test_accumulation.py"
@@ -142,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         "an overflow that was caught is forgotten", "variables/step/arena_plan.py",
-        "                if alarm.text:\n                    alarm.hear(self._overflowed)\n", "",
+        "                if alarm.text:\n                    alarm.hear(self._overflowed, self._heard_by)\n", "",
         f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
     ),
     Fault(
@@ -240,5 +242,47 @@ FAULTS = (
         "a setting that is fixed is taken by a subclass", "attributes.py",
         "        has_it = name in self._fixed or any(", "        has_it = any(",
         "unit/test_settings.py::test_subclasses_may_have_attributes_of_their_own",
+    ),
+    Fault(
+        "a shard leaves out the sums of the last node", "variables/step/sharding/sharded_sums.py",
+        "for other in received[1:]:", "for other in received[1:-1]:", SHARDED, 2,
+    ),
+    Fault(
+        "shards add up half precision in half precision", "variables/step/sharding/sharded_sums.py",
+        "total = received[0].astype(wide, copy=False)", "total = received[0]",
+        f"{SHARDED}::test_halves_are_rounded_once", 3,
+    ),
+    Fault(
+        "new parameters stay where their state is", "variables/step/sharding/sharded_sums.py",
+        "            if shard != index:\n", "            if False:\n", SHARDED, 2,
+    ),
+    Fault(
+        "one node hears of the overflow in its shard", "variables/step/arena_plan.py",
+        "plan.is_sharded or given_arena is not None", "given_arena is not None",
+        f"{SHARDED}::test_all_ranks_hear_of_an_overflow_on_one_node", 2,
+    ),
+    Fault(
+        "norms of a shard count blocks of others", "variables/step/bundle.py",
+        "floor = self._floor if self.arena.options.reproducible else int", "floor = int",
+        f"{SHARDED}::test_norms_under_reproducible_have_the_bits_of_the_unsharded_run", 2,
+    ),
+    Fault(
+        "a table's shard takes rows of others", "variables/step/table.py",
+        "here = (indices >= self._own[0]) & (indices < self._own[1])", "here = indices < self._own[1]", SHARDED, 2,
+    ),
+    Fault(
+        "rows are updated on their own node only", "variables/step/table.py",
+        "        spread_rows(self._tables)\n", "", SHARDED, 2,
+    ),
+    Fault(
+        "a slot is put together in the order of ranks", "variables/kinds/sharded_state.py",
+        "in sorted(zip(self._ranks, self._edges, self._edges[1:], strict=False)):",
+        "in zip(self._ranks, self._edges, self._edges[1:], strict=False):",
+        f"{SHARDED_STATE}::test_a_slot_is_read_and_written_as_a_whole", 4,
+    ),
+    Fault(
+        "two slots that look alike are read as one", "variables/kinds/sharded_state.py",
+        '"value of variable number", self.number, None', '"value of variable number", 0, None',
+        f"{SHARDED_STATE}::test_ranks_that_read_other_slots_are_told", 2,
     ),
 )

@@ -229,8 +229,7 @@ FAULTS = (
     ),
     Fault(
         "norms are measured on every node", "variables/step/variable_pass.py",
-        "chosen, communicator.rank, communicator.size, of_directions=True",
-        "chosen, node.rank, node.size, of_directions=True",
+        "(communicator.rank, communicator.size) if shards is None", "(node.rank, node.size) if shards is None",
         "parallel/variables/step/test_plan.py::test_a_pass_measures_and_changes_variables_one_by_one", 3,
     ),
     Fault(
@@ -367,9 +366,9 @@ FAULTS = (
         "parallel/strategy/tpu/test_replicated.py", 4,
     ),
     Fault(
-        "what one logical device hears of an overflow, others do not", "variables/logical_arena.py",
-        "if self._communicator.all_reduce_max(int(overflow.counts.tobytes() != overflow.seen)):",
-        "if overflow.counts.tobytes() != overflow.seen:",
+        "what one logical device hears of an overflow, others do not", "variables/step/alarm.py",
+        "group.all_reduce_max(int(overflow.counts.tobytes() != overflow.seen)) > 0",
+        "overflow.counts.tobytes() != overflow.seen",
         "parallel/strategy/tpu/test_replicated.py::test_state_that_overflows_is_an_error_everywhere", 4,
     ),
     Fault(

@@ -103,6 +103,27 @@ def test_dtypes(communicator: Communicator, layout: str, dtype: str, name: str) 
     require_same_bits(communicator, *found)
 
 
+@pytest.mark.parametrize("name", ["LAMB", "LARS"])
+def test_norms_under_reproducible_have_the_bits_of_the_unsharded_run(communicator: Communicator, name: str) -> None:
+    """Each block of a variable is measured as a whole, on the node that has its direction."""
+    found, expected = (
+        trained(communicator, "each", SETTINGS[name], shard_optimizer=sharded, reproducible=True)
+        for sharded in (True, False)
+    )
+    require_alike(found, expected, exact=True, tolerance=0)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_halves_are_rounded_once(communicator: Communicator) -> None:
+    """2048 + 1 + 1 is 2050 in float32, and 2048 where each sum is rounded to float16."""
+    strategy = make_strategy(communicator, "each", shard_optimizer=True)
+    with strategy.scope():
+        variable = mpidist.Variable(np.zeros(500, "float16"))
+    gradient = np.full(500, (2048, 1, 1, 0)[communicator.rank], "float16")
+    strategy.run(SGD(1.0, 0.9).apply_gradients, args=([(gradient, variable)],))
+    np.testing.assert_array_equal(variable.numpy(), -2050)
+
+
 @pytest.mark.parametrize("kind", ["family", "around"])
 @pytest.mark.parametrize("layout", ALL_LAYOUTS)
 def test_tables_have_the_numbers_of_the_unsharded_run(communicator: Communicator, layout: str, kind: str) -> None:

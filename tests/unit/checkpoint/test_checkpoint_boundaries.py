@@ -78,6 +78,33 @@ def test_parts_that_end_within_pages_and_pieces_make_one_file(
     verify(SoloCommunicator(), file, ["a"])
 
 
+@pytest.mark.parametrize("owners", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 0, 1), (0, 3, 3, 0), (0, 0, 0, 0)])
+@pytest.mark.parametrize("edges", [(5000, 9000, 9001), (100, 200, 20_000), (0, 8192, 16_384), (30_000, 30_000, 30_000)])
+def test_ranks_have_parts_in_any_order_and_several_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owners: tuple[int, ...], edges: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(layout, "PIECE_BYTES", 2 * PAGE_BYTES)
+    size, bounds = 30_000, (0, *edges, 30_000)
+    content = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+    record = Record("a", (size,), content.dtype)
+    blank = hdf5.create(str(tmp_path / "new"), [record], {})
+    parts = [OwnPart(record, bounds, part) for part in range(4)]
+    everyone: list[Checksums] = [{}, {}, {}, {}]
+    descriptor = os.open(blank.path, os.O_RDWR)
+    for rank, checksums in enumerate(everyone):
+        (pieces,) = layout.deal([record], rank, 4, [bounds], [owners])
+        own = layout.parts_of(owners, rank)
+        assert sum(stop - start for _, start, stop in pieces) == sum(bounds[p + 1] - bounds[p] for p in own)
+        for part in own:
+            write_pieces(descriptor, blank.offsets[0], record, content, pieces, parts[part], checksums)
+    for part in parts:
+        write_at(descriptor, part.following([one.head for one in parts]), blank.offsets[0] + part.end)
+    assert read_at(descriptor, size, blank.offsets[0]) == content.tobytes()
+    os.close(descriptor)
+    publish(blank, everyone, str(tmp_path / "whole"), DirectoryWork())
+    verify(SoloCommunicator(), SavedFile(hdf5.read_contents(str(tmp_path / "whole"))), ["a"])
+
+
 def test_two_locks_of_a_process_hold_a_directory_until_both_are_released(tmp_path: Path) -> None:
     first, second = DirectoryLock(str(tmp_path)), DirectoryLock(str(tmp_path))
     first.acquire()
