@@ -124,7 +124,7 @@ class CollectiveFront(Resource):
             return self._all_reduce_converted(array, op, in_place)
         if in_place:
             check_in_place(array, op)
-        self._begin_moving()
+        self.begin_moving()
         if in_place:
             result = array
         elif array.nbytes <= _COPIED_BYTES:
@@ -163,7 +163,7 @@ class CollectiveFront(Resource):
         source = (plain(xp, array, dtype) if is_copy else array).reshape(-1)
         # A converted or contiguous copy belongs to this call, so the result may be written into it.
         total = source if is_copy or in_place else xp.empty_like(source)
-        self._begin_moving()
+        self.begin_moving()
         if array.size:
             wire_dtype = self._wire_dtype if op is ReduceOp.SUM or op is _MEAN else None
             if wire_dtype is not None and is_halved(array.dtype, array.nbytes, wire_dtype):
@@ -185,14 +185,14 @@ class CollectiveFront(Resource):
     def sum_in_halves(self, array: AnyArray, wire_dtype: np.dtype[Any]) -> None:
         """Collective. Sum a flat contiguous array in place, sent in `wire_dtype` whatever its size."""
         with self.log.begin("all_reduce", ReduceOp.SUM, array):
-            self._begin_moving()
+            self.begin_moving()
             if array.size:
                 all_reduce_in_halves(self.backend, array, array, wire_dtype)
             else:
                 self._meet_empty(array.dtype, ReduceOp.SUM)
 
-    def _begin_moving(self) -> None:
-        """Note that the call cannot be undone from here on."""
+    def begin_moving(self) -> None:
+        """Local. Note that the call cannot be undone from here on."""
         self._order.is_under_way = self._under_way
         if self._shows_calls:
             self._order.show_call()
@@ -205,7 +205,7 @@ class CollectiveFront(Resource):
     def all_reduce_parts(self, parts: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
         """Collective. See `IntegerSums.all_reduce_parts`; on one rank, too."""
         with self.log.begin("all_reduce", op, parts[0]):
-            self._begin_moving()
+            self.begin_moving()
             if self._integers is None:
                 return whole(parts, dtype, op)
             if parts[0].size:
@@ -227,7 +227,7 @@ class CollectiveFront(Resource):
         source = plain(xp, array, self.dtype_combined(array.dtype, op)).reshape(-1)
         is_root = self.communicator.rank == root
         total = xp.empty_like(source) if is_root else source
-        self._begin_moving()
+        self.begin_moving()
         if array.size:
             self._way(source.dtype, op).reduce(source, total, op, root)
         else:
@@ -250,7 +250,7 @@ class CollectiveFront(Resource):
         result: AnyArray = xp.empty(array.shape, dtype)
         if is_root:
             result = xp.ascontiguousarray(array, dtype).reshape(array.shape)
-        self._begin_moving()
+        self.begin_moving()
         if array.size:
             self.backend.broadcast(result.reshape(-1), root)
         else:
@@ -274,7 +274,7 @@ class CollectiveFront(Resource):
         mine = xp.ascontiguousarray(xp.moveaxis(array, axis, 0), dtype)
         lengths = [call[1][axis] for call in calls]
         gathered = xp.empty((sum(lengths), *mine.shape[1:]), dtype)
-        self._begin_moving()
+        self.begin_moving()
         if gathered.size:
             row_bytes = gathered.nbytes // gathered.shape[0]
             self.backend.all_gather(as_bytes(mine), as_bytes(gathered), in_bytes(lengths, row_bytes))
@@ -295,7 +295,7 @@ class CollectiveFront(Resource):
         rows = even_sizes(array.shape[0], self.communicator.size)
         row_size = array.size // array.shape[0] if array.shape[0] else 0
         mine = xp.empty(rows[self.communicator.rank] * row_size, source.dtype)
-        self._begin_moving()
+        self.begin_moving()
         if array.size:
             self._way(source.dtype, op).reduce_scatter(source, mine, [count * row_size for count in rows], op)
         else:
@@ -329,7 +329,7 @@ class CollectiveFront(Resource):
         lengths = [call[4][self.communicator.rank][0] for call in calls]
         got = xp.empty((sum(lengths), *sent.shape[1:]), dtype)
         row_bytes = dtype.itemsize * int(np.prod(sent.shape[1:], dtype=np.int64))
-        self._begin_moving()
+        self.begin_moving()
         self.backend.all_to_all(
             as_bytes(sent), [len(part) * row_bytes for part in parts], as_bytes(got), in_bytes(lengths, row_bytes)
         )

@@ -191,6 +191,16 @@ class Bundle:
                 result.append(self._block(position, address, at, min(at + self._length, end), of_directions))
         return result
 
+    def parameters(self, low: int, high: int) -> list[AnyArray]:
+        """Local. The parameters of the elements [low, high) of the flat order, in pieces as long as possible."""
+        result: list[AnyArray] = []
+        for position, address in self._runs:
+            begin, end = max(low, position), min(high, position + address.size)
+            if begin < end:
+                offset = address.start - position
+                result.append(address.slab.writable[begin + offset : end + offset])
+        return result
+
     def variable_blocks(
         self, numbers: Sequence[int], index: int, count: int, *, of_directions: bool = False, is_written: bool = False
     ) -> list[tuple[int, Block]]:

@@ -7,6 +7,7 @@ the own shard, and an all-gather of the new parameters. Together these are the b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from mpidist.arrays import AnyArray
@@ -60,6 +61,7 @@ class LaneExchange:
         if collective is None or lane is None:
             return
         self._collective: Collective = collective
+        self._messages = shards.messages
         spans = bundle.merged(numbers)
         count = shards.count
         part_bytes = max(byte_count // count, min(byte_count, LEAST_PART_BYTES))
@@ -69,30 +71,48 @@ class LaneExchange:
             blocks = [[block for low, high in of_shard for block in bundle.blocks(low, high)] for of_shard in ranges]
             sums = [[bundle.first_segment[low:high] for low, high in of_shard] for of_shard in ranges]
             # Where one rank of a node writes for all, the new parameters are in the memory of the gradients until then.
-            results = sums if bundle.writes_back else [[block.parameter for block in chosen] for chosen in blocks]
+            results = sums if bundle.writes_back else [
+                [piece for low, high in of_shard for piece in bundle.parameters(low, high)] for of_shard in ranges
+            ]
             everything = [block for chosen in blocks for block in chosen]
             self.rounds.append(LaneRound(everything, BlockList(blocks[shards.index]), sums, results))
 
     def sum(self, one: LaneRound) -> None:
         """Collective over the lane. Put the sums over the nodes into the pieces of the own shard."""
-        received = self._collective.all_to_all([self._joined(pieces) for pieces in one.sums])
-        wide = state_dtype(self._dtype)
-        total = received[0].astype(wide, copy=False)
-        for other in received[1:]:
-            # In the order of the nodes. Half precision is added up in float32, and rounded once.
+        sent, index = [self._joined(pieces) for pieces in one.sums], self._shards.index
+        if self._messages is None:
+            received = self._collective.all_to_all(sent)
+        else:
+            received = self._shards.room(self._dtype, [sent[index].size] * len(sent))
+            received[index] = sent[index]
+            self._messages.exchange("all_to_all", sent, received)
+        wide, first, *others = state_dtype(self._dtype), *received
+        # In the order of the nodes. Half precision is added up in float32, and rounded once.
+        total = self._xp.add(first.astype(wide, copy=False), others[0].astype(wide, copy=False))
+        for other in others[1:]:
             total += other.astype(wide, copy=False)
-        self._deal(total, one.sums[self._shards.index])
+        _deal(total, one.sums[index])
 
     def gather(self, one: LaneRound) -> None:
         """Collective over the lane. Take the new parameters of all other shards."""
         index = self._shards.index
-        everything = self._collective.all_gather(self._joined(one.results[index]))
-        at = 0
+        own = self._joined(one.results[index])
+        if self._messages is None:
+            everything = self._collective.all_gather(own)
+            ends = accumulate(sum(piece.size for piece in pieces) for pieces in one.results)
+            for shard, (pieces, end) in enumerate(zip(one.results, ends, strict=True)):
+                if shard != index:
+                    _deal(everything[end - sum(piece.size for piece in pieces) : end], pieces)
+            return
+        # What is one piece is received where it belongs.
+        rooms = self._shards.room(
+            self._dtype, [0 if len(pieces) == 1 else sum(piece.size for piece in pieces) for pieces in one.results]
+        )
+        got = [pieces[0] if len(pieces) == 1 else room for pieces, room in zip(one.results, rooms, strict=True)]
+        self._messages.exchange("all_gather", [own] * len(got), got)
         for shard, pieces in enumerate(one.results):
-            length = sum(piece.size for piece in pieces)
-            if shard != index:
-                self._deal(everything[at : at + length], pieces)
-            at += length
+            if shard != index and len(pieces) > 1:
+                _deal(got[shard], pieces)
 
     def gather_all(self) -> None:
         """Collective over the lane. Take the new parameters of all rounds."""
@@ -105,11 +125,12 @@ class LaneExchange:
         joined: AnyArray = self._xp.concatenate(pieces) if pieces else self._xp.empty(0, self._dtype)
         return joined
 
-    def _deal(self, flat: AnyArray, pieces: Sequence[AnyArray]) -> None:
-        at = 0
-        for piece in pieces:
-            piece[...] = flat[at : at + piece.size]
-            at += piece.size
+
+def _deal(flat: AnyArray, pieces: Sequence[AnyArray]) -> None:
+    at = 0
+    for piece in pieces:
+        piece[...] = flat[at : at + piece.size]
+        at += piece.size
 
 
 def _rounds_of(bundle: Bundle, spans: Ranges, shards: Shards, byte_count: int) -> list[Ranges]:

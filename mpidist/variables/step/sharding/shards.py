@@ -6,9 +6,13 @@ Where memory is private, each rank counts as a node. All nodes know all shards, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.backends.counted_messages import CountedMessages
 from mpidist.comm.collective import Collective
 from mpidist.variables.memory.arena_memory import ArenaMemory
 
@@ -31,6 +35,8 @@ class Shards:
         own: The first element of this shard and the one after its last.
         writers: This rank's place among the ranks that update the shard, and their number.
         collective: Over one rank of each node that has the same lane: sums and new parameters travel here.
+        messages: Messages over these ranks; None where memory is private, and the program may have chosen the
+            collective.
         lane: The number of this rank's lane; None on a rank without one.
         lane_count: Number of lanes.
         is_even: Whether all ranks that update have a lane.
@@ -43,6 +49,8 @@ class Shards:
         self.own = self.edges[self.index], self.edges[self.index + 1]
         self.writers = (node.rank, node.size) if is_shared else (0, 1)
         self.collective: Collective | None = arena.lane if is_shared else arena.collective
+        self.messages = CountedMessages(arena.lane) if is_shared and arena.lane is not None else None
+        self._rooms: dict[np.dtype[Any], AnyArray] = {}
         self.lane_count = arena.lane_count if is_shared else 1
         self.lane: int | None = self.writers[0] if self.writers[0] < self.lane_count else None
         self.is_even = not is_shared or len(set(communicator.node_sizes)) == 1
@@ -51,6 +59,13 @@ class Shards:
             [rank for rank, node in enumerate(communicator.nodes) if node == shard] if is_shared else [shard]
             for shard in range(self.count)
         ]
+
+    def room(self, dtype: np.dtype[Any], sizes: Sequence[int]) -> list[AnyArray]:
+        """Local. Arrays of these sizes for what is received, in private memory that the next call gives again."""
+        room = self._rooms.get(dtype)
+        if room is None or room.size < sum(sizes):
+            room = self._rooms[dtype] = np.empty(sum(sizes), dtype)
+        return [room[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def within(self, spans: Sequence[tuple[int, int]], shard: int) -> list[tuple[int, int]]:
         """Local. The parts of some ranges that are in a shard."""
