@@ -147,21 +147,25 @@ def write_arrays(
     error: Exception | None = None
     descriptor = -1
     try:
-        descriptor = _open_to_write(blank)
+        descriptor = os.open(blank.path, os.O_WRONLY)
+    except FileNotFoundError:
+        error = FileNotFoundError(
+            errno.ENOENT, f"rank 0 has made {blank.path!r}, and this rank does not see it: save checkpoints to a file "
+            f"system that all hosts share, and by an absolute path (here the working directory is {os.getcwd()!r})"
+        )
     except OSError as caught:
         error = caught
     try:
         for array, offset, pieces in zip(arrays, blank.offsets, dealt, strict=True):
+            if array.bounds is not None:
+                error = _write_parts(communicator, descriptor, offset, array, pieces, checksums, error)
+                continue
             content = array.content.reshape(-1) if isinstance(array.content, np.ndarray) else array.content()
-            own = _own_parts(array, communicator.rank)
             if error is None:
                 try:
-                    for one in own:
-                        write_pieces(descriptor, offset, array.record, content, pieces, one, checksums)
+                    write_pieces(descriptor, offset, array.record, content, pieces, None, checksums)
                 except Exception as caught:
                     error = caught
-            if array.bounds is not None:
-                error = _hand_over(communicator, descriptor, offset, own, error)
         if error is None:
             # Each rank syncs what it has written: the file is marked as complete only after all of them.
             try:
@@ -174,33 +178,25 @@ def write_arrays(
     return checksums, error
 
 
-def _open_to_write(blank: Blank) -> int:
-    try:
-        return os.open(blank.path, os.O_WRONLY)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            errno.ENOENT, f"rank 0 has made {blank.path!r}, and this rank does not see it: save checkpoints to a file "
-            f"system that all hosts share, and by an absolute path (here the working directory is {os.getcwd()!r})"
-        ) from None
-
-
-def _own_parts(array: ArrayToWrite, rank: int) -> Sequence[OwnPart | None]:
-    """The parts that a rank can read; None for all of it."""
-    bounds = array.bounds
-    if bounds is None:
-        return [None]
-    return [OwnPart(array.record, bounds, part) for part in parts_of(array.owners, rank)]
-
-
-def _hand_over(
-    communicator: Communicator, descriptor: int, offset: int, own: Sequence[OwnPart | None], error: Exception | None
+def _write_parts(
+    communicator: Communicator, descriptor: int, offset: int, array: ArrayToWrite, pieces: Sequence[Piece],
+    checksums: Checksums, error: Exception | None,
 ) -> Exception | None:
-    """Collective. Give each rank the bytes after its parts that are in their last pages, and write them.
+    """Collective. Write the parts of an array that this rank can read, and what follows them in their last pages.
 
     Returns:
         The error of this rank so far.
     """
-    parts = [one for one in own if one is not None]
+    content = array.content.reshape(-1) if isinstance(array.content, np.ndarray) else array.content()
+    bounds = array.bounds or ()
+    parts = [OwnPart(array.record, bounds, part) for part in parts_of(array.owners, communicator.rank)]
+    if error is None:
+        try:
+            for one in parts:
+                write_pieces(descriptor, offset, array.record, content, pieces, one, checksums)
+        except Exception as caught:
+            error = caught
+    # Each rank is given the bytes after its parts that are in their last pages.
     gathered = communicator.all_gather_object([(one.part, one.head) for one in parts])
     heads = [head for _, head in sorted(itertools.chain.from_iterable(gathered))]
     if error is None:
@@ -297,7 +293,7 @@ def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: Direct
         work.announce()
     checksums: dict[int, int] = {}
     # In the order of the parts of a piece, which need not be that of their ranks.
-    for (number, _), (checksum, count) in sorted(item for share in everyone for item in share.items()):
+    for (number, _), (checksum, count) in sorted(itertools.chain.from_iterable(map(dict.items, everyone))):
         before = checksums.get(number)
         checksums[number] = checksum if before is None else joined_checksum(before, checksum, count)
     hdf5.complete(blank, list(map(checksums.__getitem__, range(len(checksums)))))
