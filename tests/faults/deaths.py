@@ -164,13 +164,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a rank's own code is lost in a death", "failures/ending.py",
-        "describe(WATCH.dead.values())}\")\n            self.code = self.code or 1",
-        "describe(WATCH.dead.values())}\")\n            self.code = 1",
+        "describe(WATCH.dead.values())}\")\n        self.code = self.code or 1",
+        "describe(WATCH.dead.values())}\")\n        self.code = 1",
         f"{_SURVIVORS}who_comes_to_its_end_after_a_death_has_failed",
     ),
     Fault(
         "who has failed after a death has the code 0", "failures/ending.py",
-        "describe(WATCH.dead.values())}\")\n            self.code = self.code or 1",
+        "describe(WATCH.dead.values())}\")\n        self.code = self.code or 1",
         "describe(WATCH.dead.values())}\")",
         f"{_SURVIVORS}who_comes_to_its_end_after_a_death_has_failed",
     ),
