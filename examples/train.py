@@ -2,6 +2,7 @@
 
     mpirun -n 8 python examples/train.py
     mpirun -n 4 python examples/train.py --device gpu
+    mpirun -n 4 python examples/train.py --strategy hybrid
     python examples/train.py --strategy default
     mpirun -n 4 python examples/train.py --checkpoint-dir checkpoints --plot curve.png
 
@@ -40,6 +41,7 @@ STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "mirrored": mpidist.MirroredStrategy,
     "central-storage": mpidist.CentralStorageStrategy,
     "tpu": mpidist.TPUStrategy,
+    "hybrid": lambda: mpidist.HybridStrategy(2),
     "one-device": lambda: mpidist.OneDeviceStrategy(f"{os.environ[DEVICE]}:0"),
     "default": mpidist.get_strategy,
 }
@@ -135,6 +137,13 @@ def load_data(path: str | None) -> tuple[Array, Array, Array, Array]:
     return flat[0], y_train.astype(np.int64), flat[1], y_test.astype(np.int64)
 
 
+def all_for_each_rank() -> mpidist.data.Options:
+    """Options of a dataset that ranks do not share: each reads all of it."""
+    options = mpidist.data.Options()
+    options.experimental_distribute.auto_shard_policy = mpidist.AutoShardPolicy.OFF
+    return options
+
+
 def plot_losses(path: str, losses: Sequence[float], title: str) -> None:
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axis = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
@@ -184,11 +193,17 @@ def main(
 ) -> None:
     strategy = open_strategy(strategy_name, device)
     x_train, y_train, x_test, y_test = load_data(data)
-    train = mpidist.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(len(x_train), seed=seed).batch(batch)
+    # Groups of ranks make steps by themselves, each with a part of the examples; other strategies are one group.
+    groups = len(strategy.groups) if isinstance(strategy, mpidist.HybridStrategy) else 1
+    share = max(1, batch // groups)
+    train = mpidist.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(len(x_train), seed=seed).batch(share)
     test = mpidist.data.Dataset.from_tensor_slices((x_test, y_test)).batch(512)
+    if groups > 1:
+        # Every group takes the whole test.
+        test = test.with_options(all_for_each_rank())
     batches = iter(strategy.experimental_distribute_dataset(train.repeat(epochs)))
     test_batches = strategy.experimental_distribute_dataset(test)
-    steps_per_epoch = -(-len(x_train) // batch)
+    steps_per_epoch = -(-len(x_train) // share) // groups
 
     with strategy.scope():
         network = Network([x_train.shape[1], 256, 128, int(y_train.max()) + 1], seed)
@@ -252,6 +267,9 @@ def main(
                 manager.save()
             if not rest and (epoch % 5 == 0 or epoch == epochs):
                 progress.write(f"epoch {epoch}: loss {history.losses[-1]:.5f}, test accuracy {evaluate():.4f}")
+    if isinstance(strategy, mpidist.HybridStrategy):
+        # Now all groups hold the same parameters.
+        strategy.finish()
     final = evaluate()
     if mpidist.is_first_rank():
         click.echo(f"test accuracy {final:.4f}")

@@ -10,8 +10,8 @@
 Importing this package starts no MPI. Without a launcher a program has one replica, and MPI never starts.
 
 - Strategies: `MultiWorkerMirroredStrategy` (all ranks), `MirroredStrategy` (one node), `OneDeviceStrategy`,
-  `CentralStorageStrategy`, `TPUStrategy` (replicas of several ranks), `ParameterServerStrategy`; `get_strategy()` is
-  the current one.
+  `CentralStorageStrategy`, `TPUStrategy` (replicas of several ranks), `HybridStrategy` (groups in sync within),
+  `ParameterServerStrategy`; `get_strategy()` is the current one.
 - In a strategy: `scope()`, `run()`, `reduce()`, `gather()`, `experimental_distribute_dataset()`.
 - Objects that span ranks: `Variable`, `Module`, `optimizers`, `metrics`, `data.Dataset`.
 - Objects that survive a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         in_cross_replica_context,
     )
     from mpidist.strategy.extended import StrategyExtended
+    from mpidist.strategy.hybrid.strategy import HybridStrategy
     from mpidist.strategy.losses import compute_average_loss, scale_regularization_loss
     from mpidist.strategy.mirrored import MirroredStrategy
     from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
@@ -108,6 +109,7 @@ _HOMES = {
     "DistributedIterator": "mpidist.data.distribution.distributed_iterator",
     "DistributedValues": "mpidist.strategy.values",
     "HierarchicalCopyAllReduce": "mpidist.comm.cross_device.reductions",
+    "HybridStrategy": "mpidist.strategy.hybrid.strategy",
     "IndexedSlices": "mpidist.indexed_slices",
     "InputContext": "mpidist.data.input_context",
     "InputOptions": "mpidist.options",
@@ -163,6 +165,7 @@ __all__ = [
     "DistributedIterator",
     "DistributedValues",
     "HierarchicalCopyAllReduce",
+    "HybridStrategy",
     "IndexedSlices",
     "InputContext",
     "InputOptions",

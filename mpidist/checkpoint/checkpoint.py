@@ -195,13 +195,17 @@ class Checkpoint(NestedCheckpoint):
         if found.is_written_here(communicator):
             # Only a chief has it.
             servers = found.servers() if communicator.size == 1 else None
-            with found.calls(communicator).during("save"):
+
+            def write() -> float:
                 if servers is not None:
-                    saved_at = write_cut(servers, path, self.find_objects, count, work)
-                else:
-                    listing = partial(arrays_to_write, found, communicator, count)
-                    arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing, path)
-                    saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
+                    return write_cut(servers, path, self.find_objects, count, work)
+                listing = partial(arrays_to_write, found, communicator, count)
+                arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing, path)
+                return write_checkpoint(communicator, path, arrays, found.shared, work)
+
+            with found.calls(communicator).during("save"):
+                home = found.home(communicator)
+                saved_at = write() if home is None else home.save_once(write)
                 communicator.order.last_checkpoint = path
             if communicator.rank == 0:
                 self._saves.warn(found, path)

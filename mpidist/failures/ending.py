@@ -341,18 +341,19 @@ def install(rank: int, size: int, host: str, mpi: MpiFunctions, *, aborts_in_thr
         setattr(builtins, name, ending.exit)
 
 
-def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> None:
+def tolerate_deaths(needed: Iterable[Process] | None = (), *, leads: bool = False) -> None:
     """Local. Let this rank survive the deaths of others, and end alone when it fails: a server, or the coordinator.
 
     The rank checks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
 
     Args:
-        needed: The processes whose deaths end this rank in any case; they replace those of the last call.
+        needed: The processes whose deaths end this rank in any case; they replace those of the last call. None: from
+            now on this rank survives no death.
         leads: Whether an exit code of this rank ends the job and becomes the job's, as long as no rank has died.
     """
-    WATCH.needed, WATCH.is_over = frozenset(needed), False
+    WATCH.needed, WATCH.is_over = frozenset(needed or ()), False
     for ending in _installed:
-        ending.tolerates_deaths, ending.leads = True, leads
+        ending.tolerates_deaths, ending.leads = needed is not None, leads
     # The launcher's notices do not name the dead rank, and finding it would take a second.
     WATCH.ignore_notices(at_end=False)
 

@@ -28,7 +28,7 @@ from mpidist.optimizers.saving import RATE, load_slot, read_slots, renewed, requ
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule
-from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OptimizerOptions
+from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OUTER_MOMENTUM, OptimizerOptions
 from mpidist.variables.update.parts import by_parts
 from mpidist.variables.variable import BaseVariable, Gradient, UpdatePlan, by_number, common_home
 
@@ -323,7 +323,7 @@ class Optimizer(FixedAttributes):
     @property
     def may_lack(self) -> frozenset[str]:
         """Local. Entries of the state that are missing in checkpoints of earlier versions and of other options."""
-        return frozenset({RATE, MASTER_COPY, *self._older})
+        return frozenset({RATE, MASTER_COPY, OUTER_MOMENTUM, *self._older})
 
     @property
     def plan(self) -> UpdatePlan | None:

@@ -11,7 +11,7 @@ from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.variables.update.arithmetic import AVERAGE
 from mpidist.variables.update.halves import MASTER_COPY, state_dtype
-from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION
+from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OUTER_MOMENTUM
 from mpidist.variables.update.parts import initial
 from mpidist.variables.variable import BaseVariable, Read, Slot, UpdatePlan, by_number
 
@@ -91,8 +91,8 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
         owner: The optimizer, for the error.
         accumulates: Whether it accumulates gradients.
     """
-    # A missing or outdated copy is taken from the variable itself.
-    names = names - {MASTER_COPY}
+    # A missing or outdated copy is taken from the variable itself, and a missing momentum begins with zeros.
+    names = names - {MASTER_COPY, OUTER_MOMENTUM}
     expected = {"iterations", *slots, *([ACCUMULATED, ACCUMULATES] if accumulates else [])}
     # Before the first step there are no slots to save.
     if names not in (expected, {"iterations"}):

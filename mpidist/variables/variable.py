@@ -371,12 +371,12 @@ class Home(Resource, Protocol):
         """Collective. Called under `CommunicationOptions(check=True)` when a replica has come back from `run`."""
         return
 
-    def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
-        """Local. A context that makes new variables where another one is. Where all are in one place it does nothing.
+    def save_once(self, write: Callable[[], float]) -> float:
+        """Collective. Call `write`, which saves variables of this home, in one of the groups of ranks that have them."""
+        return write()
 
-        Args:
-            variable: The variable of this home.
-        """
+    def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
+        """Local. A context that makes new variables where this one of the home is; in a home of one place, nothing."""
         return nullcontext()
 
 

@@ -20,7 +20,7 @@ from mpidist.recorder.calls import Calls
 from mpidist.variables.kinds.served import ServedHome, ServedVariable
 from mpidist.variables.kinds.sharded import ShardedVariable
 from mpidist.variables.module import Module
-from mpidist.variables.variable import BaseVariable
+from mpidist.variables.variable import BaseVariable, Home
 
 logger = logging.getLogger("mpidist")
 
@@ -104,6 +104,12 @@ class Found:
                     f"{path!r} over {group!r}. Make one checkpoint per strategy"
                 )
         return next(iter(members.values()), None) or alone or SoloCommunicator()
+
+    def home(self, group: Communicator) -> Home | None:
+        """Local. Find the home of the variables of `group`, which is the objects' own; None where it has none."""
+        homes = (leaf.value.home for leaf in self.leaves.values()
+                 if leaf.group is group and isinstance(leaf.value, BaseVariable))
+        return next(homes, None)
 
     def servers(self) -> ServedHome | None:
         """Local. Find the home of the variables that are on parameter servers; None where there are none.

@@ -15,6 +15,8 @@ from mpidist.variables.update.kernel import positive, share
 ACCUMULATED, ACCUMULATES = "accumulated", "accumulates"
 # Begins the names of the errors of compressed gradients, and of whatever else is kept of these.
 COMPRESSION = "compression_"
+# The momentum of the outer steps of groups, which is a slot of each variable.
+OUTER_MOMENTUM = "outer_momentum"
 
 
 class OptionKeywordsButDecay(TypedDict, total=False):

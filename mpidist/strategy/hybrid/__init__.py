@@ -1,0 +1,1 @@
+"""`HybridStrategy`: groups of ranks that are in sync within, and asynchronous between."""

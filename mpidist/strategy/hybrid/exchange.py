@@ -1,0 +1,277 @@
+"""The exchange between the leaders of groups: increments, which nobody waits for, and meetings, which all wait for.
+
+Everything travels as messages of a window. `get`, `put` and `flush` wait for the other rank, and that one may be
+stopped. One increment at most is unacknowledged for each other group. What is made meanwhile is added up in one buffer
+for that group, so a group that is stopped costs the others one buffer, and gets all that it has missed as one message.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource
+from mpidist.comm.windows.window import open_window
+from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_shared
+from mpidist.failures.deaths import IS_SILENT, WATCH
+from mpidist.observe.output import say
+from mpidist.options import WindowOptions
+from mpidist.recorder.time_limits import limit_seconds, warn_seconds
+from mpidist.strategy.hybrid.outer import Flat, Place
+
+# The kind of a message, the number of the part, the number of the piece. What follows begins at a multiple of 16.
+_HEADER = struct.Struct("<B3xII4x")
+_INCREMENT, _ACKNOWLEDGED, _WORD, _LEFT = range(4)
+# Seconds between two looks for deaths, in a meeting.
+_LOOK_SECONDS = 0.05
+# A leader that leaves gives its last message so much time; a group that is stopped does not take it.
+_LAST_SECONDS = 0.2
+
+
+class Receiver(Protocol):
+    """What takes the increments of other groups.
+
+    Attributes:
+        pieces: The pieces in which its flat arrays travel.
+    """
+
+    pieces: Sequence[Place]
+
+    def take(self, place: Place, increment: memoryview) -> None:
+        """Local. Add the piece of an increment to the parameters."""
+        ...
+
+
+class _Outbox:
+    """What one other group has not got yet."""
+
+    def __init__(self) -> None:
+        # By the number of the part; and its pieces in which there is something, in the order of sending.
+        self.sums: dict[int, Flat] = {}
+        self.waiting: dict[tuple[int, int], None] = {}
+        self.is_under_way = False
+
+
+class Exchange(Resource):
+    """Collective over the leaders. The messages of this rank's group to and from others.
+
+    Args:
+        leaders: The leaders, in the order of their groups.
+        options: The transport.
+
+    Attributes:
+        sent_bytes: The bytes of all messages that were sent, without what MPI or the kernel add.
+        received_count: The number of messages with increments that were taken.
+    """
+
+    def __init__(self, leaders: Communicator, options: WindowOptions | None = None) -> None:
+        self._window = open_window(leaders, 0, options)
+        self._window.explain_end("this HybridStrategy is closed: make another one, on all ranks")
+        self._group = leaders.rank
+        self._processes = leaders.processes
+        self._parts: dict[int, Receiver] = {}
+        self._outboxes = {group: _Outbox() for group in range(leaders.size) if group != leaders.rank}
+        self._words: dict[int, dict[int, tuple[str, Any]]] = {}
+        self._meeting = 0
+        # Increments that were made after a meeting which this rank has not left yet.
+        self._later: list[tuple[int, bytes]] = []
+        self.sent_bytes = self.received_count = 0
+        # Now, while nobody is stopped: the first message to a group opens a connection to it.
+        self.meet("making the strategy", None)
+
+    @property
+    def groups(self) -> list[int]:
+        """Local. The groups that live and have not left, this one included, as far as this rank knows."""
+        return sorted([*self._outboxes, self._group])
+
+    @property
+    def is_first(self) -> bool:
+        """Local. Whether this group is the first one of those that live."""
+        return self.groups[0] == self._group
+
+    def register(self, number: int, part: Receiver) -> None:
+        """Local. Let a part get the increments with its number."""
+        self._parts[number] = part
+
+    def add(self, number: int, increments: Flat) -> None:
+        """Local. Let all other groups get increments of a part, as soon as each of them takes some."""
+        for outbox in self._outboxes.values():
+            sums = outbox.sums.get(number)
+            if sums is None:
+                outbox.sums[number] = [increment.copy() for increment in increments]
+            else:
+                for total, increment in zip(sums, increments, strict=True):
+                    np.add(total, increment, out=total)
+            for piece in range(len(self._parts[number].pieces)):
+                outbox.waiting[number, piece] = None
+
+
+    def discard(self, number: int) -> None:
+        """Local. Send nothing more of a part that was made so far: all groups begin anew."""
+        for outbox in self._outboxes.values():
+            outbox.sums.pop(number, None)
+            outbox.waiting = {key: None for key in outbox.waiting if key[0] != number}
+
+    def progress(self) -> None:
+        """Local. Take what has come, and send what other groups can take; it waits for nobody."""
+        self._heed_losses()
+        later, self._later = self._later, []
+        for sender, message in later:
+            self._take(sender, message)
+        while (got := self._window.poll()) is not None:
+            self._take(*got)
+        for group in self._outboxes:
+            self._send_next(group)
+
+    def deliver(self) -> None:
+        """Local. Wait until every living group has got, and acknowledged, all increments of this one.
+
+        Raises:
+            CollectiveTimeoutError: See `meet`.
+        """
+        waits = _Wait(self, "the delivery of increments")
+        while late := [group for group, box in self._outboxes.items() if box.waiting or box.is_under_way]:
+            waits.look(late)
+            self._wait_for_message(is_meeting=False)
+            self.progress()
+
+    def meet(self, subject: str, value: object) -> dict[int, Any]:
+        """Collective over the leaders of living groups. Exchange values; all increments sent before have arrived then.
+
+        Args:
+            subject: What the meeting is for, the same on all leaders.
+            value: Picklable.
+
+        Returns:
+            The values by group, in their order, of the groups that live.
+
+        Raises:
+            MismatchError: Groups meet for different things.
+            CollectiveTimeoutError: A group has not come within `MPIDIST_TIMEOUT`.
+        """
+        self._meeting += 1
+        data = _HEADER.pack(_WORD, self._meeting, 0) + pickle.dumps((subject, value), pickle.HIGHEST_PROTOCOL)
+        for group in self._outboxes:
+            self._ring(group, data)
+        words = self._words.setdefault(self._meeting, {})
+        words[self._group] = subject, value
+        waits = _Wait(self, subject)
+        while late := [group for group in self._outboxes if group not in words]:
+            waits.look(late)
+            self._wait_for_message(is_meeting=True)
+            self._heed_losses()
+        del self._words[self._meeting]
+        subjects = {word for word, _ in words.values()}
+        if len(subjects) > 1:
+            told = "; ".join(f"{word!r} in group {group}" for group, (word, _) in sorted(words.items()))
+            raise mark_shared(MismatchError(
+                f"HybridStrategy: groups must meet for the same thing, got {told}. Build the same optimizers, and call "
+                "`finish` and `save` equally often, in every group"
+            ))
+        return {group: words[group][1] for group in sorted(words)}
+
+    def leave(self) -> None:
+        """Local. Tell the others that this group takes no more increments, and comes to no more meetings."""
+        if self.is_closed:
+            return
+        for group in [*self._outboxes]:
+            self._ring(group, _HEADER.pack(_LEFT, 0, 0))
+        end = time.monotonic() + _LAST_SECONDS
+        while self._outboxes and time.monotonic() < end:
+            # Messages are sent on in it.
+            self._window.poll(_LAST_SECONDS / 10)
+
+    def name_of(self, group: int) -> str:
+        """Local. A name of a group, for texts."""
+        process = self._processes[group]
+        return f"group {group} (its first rank is process {process.number} on {process.host})"
+
+    def _ring(self, group: int, message: bytes) -> None:
+        self.sent_bytes += len(message)
+        self._window.ring(group, message)
+
+    def _send_next(self, group: int) -> None:
+        outbox = self._outboxes[group]
+        if outbox.is_under_way or not outbox.waiting:
+            return
+        number, piece = next(iter(outbox.waiting))
+        del outbox.waiting[number, piece]
+        section, start, stop = self._parts[number].pieces[piece]
+        array = outbox.sums[number][section][start:stop]
+        self._ring(group, b"".join((_HEADER.pack(_INCREMENT, number, piece), array.data)))
+        array.fill(0)
+        outbox.is_under_way = True
+
+    def _wait_for_message(self, *, is_meeting: bool) -> None:
+        got = self._window.poll(_LOOK_SECONDS)
+        if got is None:
+            return
+        sender, message = got
+        if is_meeting and message[0] == _INCREMENT and sender in self._words[self._meeting]:
+            # Made after the meeting, by a group that has left it already.
+            self._later.append(got)
+        else:
+            self._take(sender, message)
+
+    def _take(self, sender: int, message: bytes) -> None:
+        kind, number, piece = _HEADER.unpack_from(message)
+        if kind == _INCREMENT:
+            part = self._parts[number]
+            part.take(part.pieces[piece], memoryview(message)[_HEADER.size :])
+            self.received_count += 1
+            if sender in self._outboxes:
+                self._ring(sender, _HEADER.pack(_ACKNOWLEDGED, number, piece))
+        elif kind == _WORD:
+            self._words.setdefault(number, {})[sender] = pickle.loads(message[_HEADER.size :])
+        elif kind == _LEFT:
+            self._outboxes.pop(sender, None)
+        elif sender in self._outboxes:
+            self._outboxes[sender].is_under_way = False
+
+    def _heed_losses(self) -> None:
+        for group in self._window.lost() & self._outboxes.keys():
+            del self._outboxes[group]
+            self._window.forget(group)
+            text = WATCH.dead.get(self._processes[group], "")
+            how = "cannot be reached" if text.endswith(IS_SILENT) else "has ended"
+            say(f"HybridStrategy: {self.name_of(group)} {how}; group {self._group} goes on without it")
+
+    def _is_whole(self) -> bool:
+        return not self._window.lost()
+
+    def _end(self, *, is_collective: bool) -> None:
+        if is_collective:
+            self._window.close()
+        else:
+            self._window.drop()
+
+
+class _Wait:
+    """A wait for other groups: it is reported once, and ends where a time limit is set."""
+
+    def __init__(self, exchange: Exchange, subject: str) -> None:
+        self._exchange, self._subject = exchange, subject
+        self._begin = time.monotonic()
+        self._is_told = False
+
+    def look(self, late: Sequence[int]) -> None:
+        """Local. Report the wait, or raise CollectiveTimeoutError, where it is time."""
+        waited, limit = time.monotonic() - self._begin, limit_seconds()
+        if limit and waited > limit:
+            raise CollectiveTimeoutError(self._text(late, waited))
+        if not self._is_told and waited > warn_seconds():
+            self._is_told = True
+            say(self._text(late, waited))
+
+    def _text(self, late: Sequence[int], waited: float) -> str:
+        names = ", ".join(map(self._exchange.name_of, late))
+        return (
+            f"HybridStrategy: {self._subject}: has waited {waited:.0f} s for {names}: it is stopped, or makes other "
+            "calls"
+        )

@@ -1,0 +1,40 @@
+"""The input of groups: each group gets batches of its own of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mpidist.data.dataset import Dataset
+from mpidist.data.items.stream import Shard
+from mpidist.options import AutoShardPolicy
+from mpidist.strategy.hybrid.groups import Groups
+
+
+def share_among_groups(dataset: Any, groups: Groups, first_value: Callable[[str, Any], Any]) -> Any:
+    """Local, and Collective over all groups where a shuffle has no seed. The batches of this rank's group.
+
+    What is no batched dataset is left for others to refuse.
+
+    Args:
+        dataset: The same on every rank.
+        groups: All groups.
+        first_value: Collective over all groups. Gets what is agreed on, and the value; gives the first group's value.
+    """
+    if groups.count == 1 or not isinstance(dataset, Dataset):
+        return dataset
+    if dataset.options().experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF:
+        return dataset
+    pipeline = dataset.pipeline
+    if pipeline.is_assumed and not pipeline.is_batched:
+        pipeline = pipeline.as_batches()
+    if not pipeline.is_batched:
+        return dataset
+    shared = dataset.with_pipeline(replace(pipeline, stream=Shard(pipeline.stream, groups.count, groups.index)))
+    drawn = [seed for seed in pipeline.stream.seeds() if seed.drawn]
+    if drawn:
+        # Else each group would have an order of its own: some examples would be read by several groups, others by none.
+        for seed, value in zip(drawn, first_value("the seeds of a dataset", [seed.value for seed in drawn]), strict=True):
+            seed.value = value
+    return shared
