@@ -27,7 +27,7 @@ from mpidist.strategy.hybrid.outer import Flat, Place
 
 # The kind of a message, the number of the part, the number of the piece. What follows begins at a multiple of 16.
 _HEADER = struct.Struct("<B3xII4x")
-_INCREMENT, _ACKNOWLEDGED, _WORD, _LEFT = range(4)
+_INCREMENT, _ACKNOWLEDGED, _WORD, _HEARD, _LEFT = range(5)
 # Seconds between two looks for deaths, in a meeting.
 _LOOK_SECONDS = 0.05
 # A leader that leaves gives its last message so much time; a group that is stopped does not take it.
@@ -77,7 +77,9 @@ class Exchange(Resource):
         self._processes = leaders.processes
         self._parts: dict[int, Receiver] = {}
         self._outboxes = {group: _Outbox() for group in range(leaders.size) if group != leaders.rank}
+        # By the number of the meeting: what groups have said, and the groups that have heard this one.
         self._words: dict[int, dict[int, tuple[str, Any]]] = {}
+        self._heard_by: set[int] = set()
         self._meeting = 0
         # Increments that were made after a meeting which this rank has not left yet.
         self._later: list[tuple[int, bytes]] = []
@@ -138,7 +140,7 @@ class Exchange(Resource):
         waits = _Wait(self, "the delivery of increments")
         while late := [group for group, box in self._outboxes.items() if box.waiting or box.is_under_way]:
             waits.look(late)
-            self._wait_for_message(is_meeting=False)
+            self._wait_for_message(_LOOK_SECONDS, is_meeting=False)
             self.progress()
 
     def meet(self, subject: str, value: object) -> dict[int, Any]:
@@ -162,10 +164,14 @@ class Exchange(Resource):
         words = self._words.setdefault(self._meeting, {})
         words[self._group] = subject, value
         waits = _Wait(self, subject)
-        while late := [group for group in self._outboxes if group not in words]:
+        # A large word is sent on in calls of the window only: this group must not leave before all have it.
+        while late := [group for group in self._outboxes if group not in words or group not in self._heard_by]:
             waits.look(late)
-            self._wait_for_message(is_meeting=True)
+            self._wait_for_message(_LOOK_SECONDS, is_meeting=True)
             self._heed_losses()
+        # What was behind such a word in the queue of a connection has room now.
+        self._wait_for_message(0.0, is_meeting=True)
+        self._heard_by.clear()
         del self._words[self._meeting]
         subjects = {word for word, _ in words.values()}
         if len(subjects) > 1:
@@ -208,8 +214,8 @@ class Exchange(Resource):
         array.fill(0)
         outbox.is_under_way = True
 
-    def _wait_for_message(self, *, is_meeting: bool) -> None:
-        got = self._window.poll(_LOOK_SECONDS)
+    def _wait_for_message(self, seconds: float, *, is_meeting: bool) -> None:
+        got = self._window.poll(seconds)
         if got is None:
             return
         sender, message = got
@@ -229,6 +235,10 @@ class Exchange(Resource):
                 self._ring(sender, _HEADER.pack(_ACKNOWLEDGED, number, piece))
         elif kind == _WORD:
             self._words.setdefault(number, {})[sender] = pickle.loads(message[_HEADER.size :])
+            if sender in self._outboxes:
+                self._ring(sender, _HEADER.pack(_HEARD, number, 0))
+        elif kind == _HEARD:
+            self._heard_by.add(sender)
         elif kind == _LEFT:
             self._outboxes.pop(sender, None)
         elif sender in self._outboxes:
