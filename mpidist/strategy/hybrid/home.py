@@ -157,6 +157,11 @@ class HybridArena(Arena):
 
         return on_first_rank(self.communicator, subject, meet)
 
+    @property
+    def share_count(self) -> int:
+        """Local. On a leader, the number of groups whose momenta add up to the outer momentum."""
+        return 1 if self.exchange is None or self._pace.synchronous else len(self.exchange.groups)
+
     @override
     def save_once(self, write: Callable[[], float]) -> float:
         """Collective over all living groups. See `Home.save_once`: all settle, and the first one writes."""
@@ -181,8 +186,7 @@ class HybridArena(Arena):
         part.steps = 0
         if self.leads:
             exchange = self.exchange
-            is_alone = exchange is None or self._pace.synchronous
-            differences = part.differences(self._count if is_alone else len(exchange.groups))
+            differences = part.differences(self._count if self._pace.synchronous else self.share_count)
             if self._among_leaders is not None:
                 differences = [self._among_leaders.all_reduce(one, ReduceOp.SUM) for one in differences]
             increments = self._pace.step.apply(differences, part.velocity, part.windows)
@@ -203,16 +207,15 @@ class HybridArena(Arena):
     def _meet_at_begin(self, part: Part) -> None:
         subject = f"the first step of optimizer {part.number}"
         part.begin_window()
-        part.outer = part.initial()
-        count = 1
         if self.exchange is not None:
             self.exchange.discard(part.number)
-            shapes = self.exchange.meet(subject, part.shapes)
-            _require_same_shapes(shapes)
-            count = len(shapes)
+            _require_same_shapes(self.exchange.meet(subject, part.shapes))
+        # Behind the meeting, in which increments from before a restore still arrive.
+        part.outer = part.initial()
+        if self.exchange is not None:
             self._align(part.outer, part, subject)
         for number, velocity in enumerate(part.velocity):
-            velocity[...] = 0 if part.restored is None else part.restored[number] / count
+            velocity[...] = 0 if part.restored is None else part.restored[number] / self.share_count
 
     def _meet_at_end(self, subject: str) -> None:
         exchange = self.exchange
@@ -230,11 +233,11 @@ class HybridArena(Arena):
         if exchange is None:
             return True
         for part in self._parts if self._pace.step.has_momentum and not self._pace.synchronous else ():
-            count = len(exchange.groups)
             for section, start, stop in part.pieces:
                 mine = part.velocity[section][start:stop]
                 everyone = exchange.meet("the momenta", mine)
-                mine[...] = np.sum([*everyone.values()], axis=0) / count
+                # What all groups make of their differences is the same when each has an equal share of the sum.
+                mine[...] = np.sum([*everyone.values()], axis=0) / len(everyone)
         return exchange.is_first
 
     def _hear(self, subject: str, told: tuple[float, bytes | None] | None = None) -> tuple[float, bytes | None]:

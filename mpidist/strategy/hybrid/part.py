@@ -109,12 +109,12 @@ class OuterMomentum(BaseVariable):
         self._part, self._place = part, part.layout.places[number]
 
     def value(self) -> AnyArray:
-        """Collective over the group. Its own momentum; behind a save, and in it, the sum of all groups' momenta."""
+        """Collective over the group. The sum of all groups' momenta, if they have equal shares, as in a save."""
         place, home = self._place, self._arena
         real = flat_dtype(self.dtype)
         mine = np.zeros(place.stop - place.start, real)
         if home.leads:
-            np.copyto(mine, self._part.velocity[place.section][place.start : place.stop])
+            np.multiply(self._part.velocity[place.section][place.start : place.stop], home.share_count, out=mine)
         array = home.collective.broadcast(mine)
         return (array.view(self.dtype) if self.dtype.kind == "c" else array).reshape(self.shape)
 

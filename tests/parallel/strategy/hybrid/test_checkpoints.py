@@ -1,0 +1,159 @@
+"""A checkpoint of groups: all settle, one writes, and any number of groups continues."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.comm.group.communicator import Communicator
+from mpidist.errors import MismatchError
+from mpidist.optimizers import SGD
+from tests.parallel.strategy.hybrid.making import Array, Outer, halves_of, home_of, make_hybrid
+from tests.parallel.strategy.hybrid.test_training import SIZE, same_everywhere
+
+pytestmark = pytest.mark.mpi
+
+RATE, MOMENTUM = 0.7, 0.6
+
+
+def gradient(group: int, step: int) -> Array:
+    return np.random.default_rng((group, step)).normal(size=SIZE)
+
+
+def outer() -> mpidist.optimizers.Optimizer:
+    return SGD(RATE, MOMENTUM, nesterov=True)
+
+
+def train(strategy: mpidist.HybridStrategy, optimizer: mpidist.optimizers.Optimizer, variable: Array,
+          steps: range) -> None:
+    for number in steps:
+        share = gradient(strategy.group_index, number) / strategy.num_replicas_in_sync
+        strategy.run(lambda one: optimizer.apply_gradients([(one, variable)]), (share,))
+
+
+@pytest.mark.parametrize("layout", ["node", "each"])
+@pytest.mark.parametrize("kind", ["same", "one", "each"])
+def test_nothing_is_lost_and_nothing_counted_twice(
+    communicator: Communicator, layout: str, kind: str, tmp_path: Path
+) -> None:
+    folder = communicator.broadcast_object(str(tmp_path))
+    halves = halves_of(communicator)
+    later = {"same": halves, "one": [[*range(communicator.size)]], "each": [[r] for r in range(communicator.size)]}
+    groups = later[kind]
+    # The momenta of all groups of the first half add up, and those of the second half have equal shares of the sum.
+    total, before = np.arange(SIZE, dtype=float), [Outer(SIZE, RATE, MOMENTUM, nesterov=True) for _ in halves]
+    for begin, end in ((0, 2), (2, 4), (4, 5)):
+        for group, one in enumerate(before):
+            difference = sum(0.1 * gradient(group, step) for step in range(begin, end)) / len(halves)
+            total = total + one.increment(difference)
+    after = [Outer(SIZE, RATE, MOMENTUM, nesterov=True) for _ in groups]
+    momentum = sum(one.velocity for one in before)
+
+    with make_hybrid(communicator, layout, halves, every=2, outer=outer()) as strategy:
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(np.arange(SIZE, dtype=float)), SGD(0.1, 0.0)
+        checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+        # The last window is not full.
+        train(strategy, optimizer, variable, range(5))
+        path = checkpoint.save(f"{folder}/ckpt")
+        assert os.listdir(folder).count("ckpt-1.h5") == 1
+        np.testing.assert_allclose(same_everywhere(communicator, variable.numpy()), total, rtol=1e-12)
+        # What comes after it does not count when it is restored.
+        train(strategy, optimizer, variable, range(3 + strategy.group_index))
+        if kind == "same":
+            checkpoint.restore(path).assert_consumed()
+            _continue(communicator, strategy, optimizer, variable, (total, momentum, after))
+    if kind == "same":
+        return
+    with make_hybrid(communicator, layout, groups, every=2, outer=outer()) as strategy:
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(np.zeros(SIZE)), SGD(0.1, 0.0)
+        checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+        # The optimizer does not exist yet.
+        checkpoint.restore(path)
+        _continue(communicator, strategy, optimizer, variable, (total, momentum, after))
+
+
+def _continue(
+    communicator: Communicator, strategy: mpidist.HybridStrategy, optimizer: mpidist.optimizers.Optimizer,
+    variable: Array, known: tuple[Array, Array, list[Outer]],
+) -> None:
+    total, momentum, after = known
+    for one in after:
+        one.velocity = momentum / len(after)
+    for group, one in enumerate(after):
+        total = total + one.increment(sum(0.1 * gradient(group, step) for step in (7, 8)) / len(after))
+    train(strategy, optimizer, variable, range(7, 9))
+    strategy.finish()
+    np.testing.assert_allclose(same_everywhere(communicator, variable.numpy()), total, rtol=1e-12)
+
+
+def test_it_fits_other_strategies(communicator: Communicator, tmp_path: Path) -> None:
+    folder = communicator.broadcast_object(str(tmp_path))
+    with make_hybrid(communicator, every=2) as strategy:
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(np.arange(SIZE, dtype=float)), SGD(0.1, 0.9)
+        train(strategy, optimizer, variable, range(3))
+        path = mpidist.Checkpoint(variable=variable, optimizer=optimizer).save(f"{folder}/ckpt")
+        saved = variable.numpy()
+    with mpidist.MultiWorkerMirroredStrategy() as plain:
+        with plain.scope():
+            variable, optimizer = mpidist.Variable(np.zeros(SIZE)), SGD(0.1, 0.9)
+            optimizer.build([variable])
+        checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+        checkpoint.restore(path)
+        assert variable.numpy().tolist() == saved.tolist()
+        plain.run(lambda: optimizer.apply_gradients([(np.ones(SIZE), variable)]))
+        path = checkpoint.save(f"{folder}/plain")
+    with make_hybrid(communicator, every=1, outer=SGD(1.0, 0.5)) as strategy:
+        with strategy.scope():
+            restored, optimizer = mpidist.Variable(np.zeros(SIZE)), SGD(0.1, 0.9)
+            optimizer.build([restored])
+        mpidist.Checkpoint(variable=restored, optimizer=optimizer).restore(path)
+        assert (restored.numpy() != saved).all()
+        train(strategy, optimizer, restored, range(1))
+        strategy.finish()
+        same_everywhere(communicator, restored.numpy())
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_all_groups(communicator: Communicator, tmp_path: Path) -> None:
+    folder = communicator.broadcast_object(str(tmp_path))
+    with make_hybrid(communicator, every=2) as strategy:
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(np.arange(SIZE, dtype=float)), SGD(0.1)
+        train(strategy, optimizer, variable, range(3))
+        checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+        if communicator.rank == 0:
+            Path(folder, "file").touch()
+        communicator.barrier()
+        with pytest.raises(OSError, match="file"):
+            checkpoint.save(f"{folder}/file/ckpt")
+        path = checkpoint.save(f"{folder}/ckpt")
+        assert Path(path).exists()
+        manager = mpidist.CheckpointManager(checkpoint, f"{folder}/kept", max_to_keep=1)
+        for _ in range(2):
+            train(strategy, optimizer, variable, range(2))
+            path = str(manager.save())
+        communicator.barrier()
+        assert sorted(os.listdir(f"{folder}/kept")) == ["checkpoint", "ckpt-3.h5"] or path
+        assert manager.latest_checkpoint == path
+        manager.close()
+
+
+def test_a_model_of_other_shapes_is_an_error_of_all_groups(communicator: Communicator) -> None:
+    if communicator.size == 1:
+        pytest.skip("one rank is one group")
+    with make_hybrid(communicator) as strategy:
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(np.zeros(3 + strategy.group_index)), SGD(0.1)
+        with pytest.raises(
+            MismatchError, match=r"shape \(3,\) and dtype float64 in group 0 and shape \(4,\)"
+        ):
+            strategy.run(lambda: optimizer.apply_gradients([(np.ones(variable.shape), variable)]))
+        assert home_of(strategy).leads == (strategy.communicator.rank == 0)
+
+
