@@ -63,8 +63,9 @@ class Strategy(Resource, FixedAttributes):
     _assignable = frozenset({"is_closed"})
     # The fixed attributes of all strategies.
     _fixed = frozenset({
-        "chief", "communicator", "device", "device_assignment", "invitation", "logical_devices", "namespace", "options",
-        "pace", "parameter_device", "places", "replicas", "roles", "task_id", "task_type",
+        "chief", "communicator", "device", "device_assignment", "every", "group_index", "groups", "invitation",
+        "logical_devices", "namespace", "options", "pace", "parameter_device", "places", "replicas", "roles", "task_id",
+        "task_type",
     })
 
     def __init__(

@@ -372,7 +372,7 @@ class Home(Resource, Protocol):
         return
 
     def save_once(self, write: Callable[[], float]) -> float:
-        """Collective. Call `write`, which saves variables of this home, in one of the groups of ranks that have them."""
+        """Collective. Call `write`, which saves variables of this home, in one of the groups that have them."""
         return write()
 
     def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:

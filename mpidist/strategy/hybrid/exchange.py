@@ -113,7 +113,6 @@ class Exchange(Resource):
             for piece in range(len(self._parts[number].pieces)):
                 outbox.waiting[number, piece] = None
 
-
     def discard(self, number: int) -> None:
         """Local. Send nothing more of a part that was made so far: all groups begin anew."""
         for outbox in self._outboxes.values():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from mpidist.arguments import described
 from mpidist.comm.group.agreement import name_ranks, require_same, together
@@ -11,7 +12,8 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.launch import mpirun_line
 
 
-class Groups(NamedTuple):
+@dataclass(frozen=True)
+class Groups:
     """The groups, and the communicators of this rank.
 
     Attributes:
@@ -52,7 +54,7 @@ def divide(groups: object, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return _equal(groups, nodes)
     if isinstance(groups, (str, bytes)) or not isinstance(groups, Iterable):
         raise TypeError(
-            f"`groups` must be the number of groups, or a list of lists of ranks, got {described(groups)}. For instance "
+            f"`groups` must be the number of groups, or a list of lists of ranks, got {described(groups)}. For example "
             f"groups=2, or groups=[[0], {list(range(1, max(2, size)))}]"
         )
     lists: list[tuple[int, ...]] = []

@@ -252,7 +252,9 @@ class HybridArena(Arena):
 
     def _align(self, flat: Flat, part: Part, subject: str) -> None:
         exchange = self.exchange
-        for section, start, stop in part.pieces if exchange is not None else ():
+        if exchange is None:
+            return
+        for section, start, stop in part.pieces:
             mine = flat[section][start:stop]
             everyone = exchange.meet(subject, mine if exchange.is_first else None)
             mine[...] = next((one for one in everyone.values() if one is not None), mine)

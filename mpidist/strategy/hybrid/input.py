@@ -35,6 +35,7 @@ def share_among_groups(dataset: Any, groups: Groups, first_value: Callable[[str,
     drawn = [seed for seed in pipeline.stream.seeds() if seed.drawn]
     if drawn:
         # Else each group would have an order of its own: some examples would be read by several groups, others by none.
-        for seed, value in zip(drawn, first_value("the seeds of a dataset", [seed.value for seed in drawn]), strict=True):
+        values = first_value("the seeds of a dataset", [seed.value for seed in drawn])
+        for seed, value in zip(drawn, values, strict=True):
             seed.value = value
     return shared

@@ -178,7 +178,7 @@ def require_linear(optimizer: object) -> Optimizer:
         )
     if optimizer.plan is not None:
         raise ValueError(
-            f"`outer` must be an optimizer for the strategy alone, got {optimizer.name}, which updates variables of the "
-            "program. Make another one"
+            f"`outer` must be an optimizer for the strategy alone, got {optimizer.name}, which updates variables of "
+            "the program. Make another one"
         )
     return optimizer

@@ -1,4 +1,4 @@
-"""A part: the variables of one optimizer, as far as their groups exchange them; and its outer momentum as a variable."""
+"""A part: the variables of one optimizer, as far as groups exchange them, and the outer momentum as a variable."""
 
 from __future__ import annotations
 
@@ -125,10 +125,12 @@ class OuterMomentum(BaseVariable):
 
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Local. A momentum is not added to."""
+        del array
         raise TypeError(f"{self.name}: {method} is not defined for an outer momentum, which only restores change")
 
     def scatter(self: OuterMomentum, kind: str, sparse_delta: IndexedSlices) -> OuterMomentum:
         """Local. A momentum has no rows to change."""
+        del sparse_delta
         raise TypeError(f"{self.name}: scatter_{kind} is not defined for an outer momentum, which only restores change")
 
     def reader(self) -> Read:

@@ -32,8 +32,14 @@ if TYPE_CHECKING:
     from mpidist.data.dataset import Dataset
     from mpidist.data.distribution.distributed_dataset import DistributedDataset
 
-# The default outer optimizer; `benchmarks/hybrid.py` has measured it.
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.6
+
+def default_outer(*, synchronous: bool) -> Optimizer:
+    """Local. The outer optimizer of a strategy for which the program names none; see `benchmarks/hybrid.py`.
+
+    Increments that come late make a momentum overshoot. Of what was compared, none was better than the mean of the
+    differences with two and with four groups; groups that wait for each other lose less with a momentum.
+    """
+    return SGD(0.7, 0.6, nesterov=True) if synchronous else SGD(1.0)
 
 
 class HybridStrategy(Strategy):
@@ -41,8 +47,8 @@ class HybridStrategy(Strategy):
 
     In a group gradients are summed in each step, as under `MultiWorkerMirroredStrategy`. Groups make steps by
     themselves. After `every` local steps a group takes the difference from where it began, passes it through an outer
-    momentum of its own, adds the result, an increment, to the parameters, and sends it to all other groups, which add it
-    when it comes. No group waits for another one: what a slow or stopped group has not taken yet is added up for it.
+    momentum of its own, adds the result, an increment, to the parameters, and sends it to all others, which add it when
+    it comes. No group waits for another one: what a slow or stopped group has not taken yet is added up for it.
     All groups reach the same parameters in any order of arrival, up to rounding.
 
         strategy = mpidist.HybridStrategy(2)                   # mpirun -n 8: two groups of four ranks
@@ -66,8 +72,8 @@ class HybridStrategy(Strategy):
         every: The number of local steps between two increments; a local step is a call of `apply_gradients` that
             updates variables.
         outer: The optimizer of the groups' differences: one of ours with linear momentum, `SGD`, which nothing else
-            uses. Its learning rate, or schedule, gets the number of the group's outer steps. Default: SGD(0.7, 0.6,
-            nesterov=True).
+            uses. Its learning rate, or schedule, gets the number of the group's outer steps. Default: SGD(1.0),
+            which adds the mean of the differences, and with `synchronous` SGD(0.7, 0.6, nesterov=True).
         synchronous: All groups wait for each other after `every` local steps, and make the outer step of the mean of
             their differences: the same bits in each run. All groups must then make the same number of steps, and the
             death of a rank ends the job.
@@ -86,8 +92,6 @@ class HybridStrategy(Strategy):
         group_index: The number of this rank's group.
         every: The constructor's argument.
     """
-
-    _fixed = Strategy._fixed | {"groups", "group_index", "every"}
 
     def __init__(
         self,
@@ -169,13 +173,12 @@ class HybridStrategy(Strategy):
             ending.tolerate_deaths(None)
 
 
-def _pace(every: object, outer: object, synchronous: object, options: object) -> Pace:
+def _pace(every: object, outer: Optimizer | None, synchronous: object, options: object) -> Pace:
     if not isinstance(options, (CommunicationOptions, NoneType)):
         raise TypeError(f"`communication_options` must be CommunicationOptions or None, got {described(options)}")
-    optimizer = SGD(OUTER_RATE, OUTER_MOMENTUM, nesterov=True) if outer is None else outer
-    return Pace(
-        OuterStep(optimizer), whole("every", every, least=1), flag("synchronous", synchronous, owner="HybridStrategy: ")
-    )
+    waits = flag("synchronous", synchronous, owner="HybridStrategy: ")
+    optimizer = default_outer(synchronous=waits) if outer is None else outer
+    return Pace(OuterStep(optimizer), whole("every", every, least=1), waits)
 
 
 def _survive(groups: Groups) -> None:

@@ -96,6 +96,10 @@ class Shelf(Resource):
     def after_run(self) -> None:
         """Local. See `Home.after_run`."""
 
+    def save_once(self, write: Callable[[], float]) -> float:
+        """Collective. See `Home.save_once`."""
+        return write()
+
     def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
         """Local. See `Home.colocated`."""
         del variable

@@ -12,6 +12,7 @@ import mpidist
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.optimizers import SGD
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.strategy.hybrid.making import Array, Outer, halves_of, home_of, make_hybrid
 from tests.parallel.strategy.hybrid.test_training import SIZE, same_everywhere
 
@@ -28,8 +29,9 @@ def outer() -> mpidist.optimizers.Optimizer:
     return SGD(RATE, MOMENTUM, nesterov=True)
 
 
-def train(strategy: mpidist.HybridStrategy, optimizer: mpidist.optimizers.Optimizer, variable: Array,
-          steps: range) -> None:
+def train(
+    strategy: mpidist.HybridStrategy, optimizer: mpidist.optimizers.Optimizer, variable: BaseVariable, steps: range
+) -> None:
     for number in steps:
         share = gradient(strategy.group_index, number) / strategy.num_replicas_in_sync
         strategy.run(lambda one: optimizer.apply_gradients([(one, variable)]), (share,))
@@ -48,10 +50,10 @@ def test_nothing_is_lost_and_nothing_counted_twice(
     total, before = np.arange(SIZE, dtype=float), [Outer(SIZE, RATE, MOMENTUM, nesterov=True) for _ in halves]
     for begin, end in ((0, 2), (2, 4), (4, 5)):
         for group, one in enumerate(before):
-            difference = sum(0.1 * gradient(group, step) for step in range(begin, end)) / len(halves)
+            difference = np.sum([0.1 * gradient(group, step) for step in range(begin, end)], axis=0) / len(halves)
             total = total + one.increment(difference)
     after = [Outer(SIZE, RATE, MOMENTUM, nesterov=True) for _ in groups]
-    momentum = sum(one.velocity for one in before)
+    momentum = np.sum([one.velocity for one in before], axis=0)
 
     with make_hybrid(communicator, layout, halves, every=2, outer=outer()) as strategy:
         with strategy.scope():
@@ -80,13 +82,13 @@ def test_nothing_is_lost_and_nothing_counted_twice(
 
 def _continue(
     communicator: Communicator, strategy: mpidist.HybridStrategy, optimizer: mpidist.optimizers.Optimizer,
-    variable: Array, known: tuple[Array, Array, list[Outer]],
+    variable: BaseVariable, known: tuple[Array, Array, list[Outer]],
 ) -> None:
     total, momentum, after = known
     for one in after:
         one.velocity = momentum / len(after)
     for group, one in enumerate(after):
-        total = total + one.increment(sum(0.1 * gradient(group, step) for step in (7, 8)) / len(after))
+        total = total + one.increment(0.1 * (gradient(group, 7) + gradient(group, 8)) / len(after))
     train(strategy, optimizer, variable, range(7, 9))
     strategy.finish()
     np.testing.assert_allclose(same_everywhere(communicator, variable.numpy()), total, rtol=1e-12)
@@ -139,7 +141,8 @@ def test_a_file_that_cannot_be_written_is_an_error_of_all_groups(communicator: C
             train(strategy, optimizer, variable, range(2))
             path = str(manager.save())
         communicator.barrier()
-        assert sorted(os.listdir(f"{folder}/kept")) == ["checkpoint", "ckpt-3.h5"] or path
+        kept = {name for name in os.listdir(f"{folder}/kept") if name.endswith(".h5")}
+        assert kept == {Path(path).name}
         assert manager.latest_checkpoint == path
         manager.close()
 

@@ -31,7 +31,7 @@ def expected(steps_of_groups: list[int], every: int, outer: tuple[float, float, 
         optimizer = Outer(SIZE, outer[0], outer[1], nesterov=outer[2])
         for begin in range(0, steps, every):
             window = range(begin, min(begin + every, steps))
-            difference = sum(0.1 * gradient(group, step) for step in window) / count
+            difference = np.sum([0.1 * gradient(group, step) for step in window], axis=0) / count
             result = result + optimizer.increment(difference)
     return result
 
@@ -210,6 +210,7 @@ def test_groups_see_different_data_and_all_of_it(communicator: Communicator) -> 
 def test_shuffles_without_a_seed_are_the_same_in_all_groups(communicator: Communicator) -> None:
     with make_hybrid(communicator) as strategy:
         dataset = mpidist.data.Dataset.range(40).shuffle(40).batch(4)
-        rows = [row for batch in strategy.experimental_distribute_dataset(dataset) for row in np.asarray(batch).tolist()]
+        mine = strategy.experimental_distribute_dataset(dataset)
+        rows = [row for batch in mine for row in np.asarray(batch).tolist()]
         everyone = communicator.all_gather_object(rows)
         assert sorted(row for one in everyone for row in one) == [*range(40)]
