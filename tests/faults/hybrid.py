@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         "groups shuffle in orders of their own", "strategy/hybrid/input.py",
-        "            seed.value = value\n", "            del value\n",
+        "        take_seeds(drawn, values)\n", "        del values\n",
         _TRAINING + "test_shuffles_without_a_seed_are_the_same_in_all_groups", 2,
     ),
     Fault(

@@ -60,7 +60,8 @@ def fitting() -> dict[str, Any]:
     return {
         "after": 0.1, "boundaries": (1,), "cluster": {"worker": ["a:1"]},
         "cluster_spec": mpidist.ClusterSpec({"worker": ["a:1"]}), "communicator": SoloCommunicator(),
-        "condition": True, "data": np.ones((1, 2, 2, 1)), "decay_rate": 0.5, "decay_steps": 3, "device": "cpu:0",
+        "condition": True, "data": np.ones((1, 2, 2, 1)), "groups": 1,
+        "decay_rate": 0.5, "decay_steps": 3, "device": "cpu:0",
         "gradient": np.ones((1, 1)), "ids": [0], "params": mpidist.Variable([[1.0], [2.0]]), "sp_ids": [[0], [1, 0]],
         "directory": "folder", "dtype": np.dtype("float32"), "first_decay_steps": 3, "indices": [0],
         "checkpoint_dir": "folder", "checkpoint_or_checkpoint_manager": mpidist.Checkpoint(v=mpidist.Variable(1.0)),

@@ -11,7 +11,7 @@ from mpidist.comm.group.agreement import require_same, together
 from mpidist.comm.group.communicator import Communicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.items.sharding import shared_sizes
-from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Stream, join
+from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Stream, join, take_seeds
 from mpidist.data.pipeline.file_sharding import (
     file_count,
     file_digests,
@@ -297,8 +297,7 @@ def _adopt_seeds(
     # Ranks that have the same piece of a batch, in another group, must read the same examples, too.
     values = facts[0].drawn_seeds if everyone is communicator else everyone.broadcast_object(facts[0].drawn_seeds)
     drawn = [seed for seed in pipeline.stream.seeds() if seed.drawn]
-    for seed, value in zip(drawn, values, strict=False):
-        seed.value = value
+    take_seeds(drawn, values)
 
 
 def _counts(facts: list[_Facts]) -> tuple[int, ...]:

@@ -271,3 +271,9 @@ class Repeat:
     def seeds(self) -> list[Seed]:
         """Local. The parent's seeds."""
         return self.parent.seeds()
+
+
+def take_seeds(seeds: Iterable[Seed], values: Iterable[int]) -> None:
+    """Local. Give seeds that were drawn the values of others, as far as both go."""
+    for seed, value in zip(seeds, values, strict=False):
+        seed.value = value

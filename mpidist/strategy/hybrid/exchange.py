@@ -35,7 +35,7 @@ _LAST_SECONDS = 0.2
 
 
 class Receiver(Protocol):
-    """What takes the increments of other groups.
+    """The receiver of other groups' increments.
 
     Attributes:
         pieces: The pieces in which its flat arrays travel.
@@ -49,7 +49,7 @@ class Receiver(Protocol):
 
 
 class _Outbox:
-    """What one other group has not got yet."""
+    """The increments that one other group has not got yet."""
 
     def __init__(self) -> None:
         # By the number of the part; and its pieces in which there is something, in the order of sending.
@@ -57,8 +57,24 @@ class _Outbox:
         self.waiting: dict[tuple[int, int], None] = {}
         self.is_under_way = False
 
+    def discard(self, number: int) -> None:
+        """Local. Drop what there is of a part."""
+        self.sums.pop(number, None)
+        self.waiting = {key: None for key in self.waiting if key[0] != number}
 
-class Exchange(Resource):
+    def begin_sending(self) -> tuple[int, int]:
+        """Local. The next part and piece, which count as under way from now on."""
+        key = next(iter(self.waiting))
+        del self.waiting[key]
+        self.is_under_way = True
+        return key
+
+    def note_acknowledged(self) -> None:
+        """Local. Note that the other group has taken what was under way."""
+        self.is_under_way = False
+
+
+class GroupExchange(Resource):
     """Collective over the leaders. The messages of this rank's group to and from others.
 
     Args:
@@ -114,10 +130,9 @@ class Exchange(Resource):
                 outbox.waiting[number, piece] = None
 
     def discard(self, number: int) -> None:
-        """Local. Send nothing more of a part that was made so far: all groups begin anew."""
+        """Local. Send nothing more of a part that was made so far: all groups begin again."""
         for outbox in self._outboxes.values():
-            outbox.sums.pop(number, None)
-            outbox.waiting = {key: None for key in outbox.waiting if key[0] != number}
+            outbox.discard(number)
 
     def progress(self) -> None:
         """Local. Take what has come, and send what other groups can take; it waits for nobody."""
@@ -205,13 +220,11 @@ class Exchange(Resource):
         outbox = self._outboxes[group]
         if outbox.is_under_way or not outbox.waiting:
             return
-        number, piece = next(iter(outbox.waiting))
-        del outbox.waiting[number, piece]
+        number, piece = outbox.begin_sending()
         section, start, stop = self._parts[number].pieces[piece]
         array = outbox.sums[number][section][start:stop]
         self._ring(group, b"".join((_HEADER.pack(_INCREMENT, number, piece), array.data)))
         array.fill(0)
-        outbox.is_under_way = True
 
     def _wait_for_message(self, seconds: float, *, is_meeting: bool) -> None:
         got = self._window.poll(seconds)
@@ -241,7 +254,7 @@ class Exchange(Resource):
         elif kind == _LEFT:
             self._outboxes.pop(sender, None)
         elif sender in self._outboxes:
-            self._outboxes[sender].is_under_way = False
+            self._outboxes[sender].note_acknowledged()
 
     def _heed_losses(self) -> None:
         for group in self._window.lost() & self._outboxes.keys():
@@ -249,7 +262,7 @@ class Exchange(Resource):
             self._window.forget(group)
             text = WATCH.dead.get(self._processes[group], "")
             how = "cannot be reached" if text.endswith(IS_SILENT) else "has ended"
-            say(f"HybridStrategy: {self.name_of(group)} {how}; group {self._group} goes on without it")
+            say(f"HybridStrategy: {self.name_of(group)} {how}; group {self._group} continues without it")
 
     def _is_whole(self) -> bool:
         return not self._window.lost()
@@ -264,7 +277,7 @@ class Exchange(Resource):
 class _Wait:
     """A wait for other groups: it is reported once, and ends where a time limit is set."""
 
-    def __init__(self, exchange: Exchange, subject: str) -> None:
+    def __init__(self, exchange: GroupExchange, subject: str) -> None:
         self._exchange, self._subject = exchange, subject
         self._begin = time.monotonic()
         self._is_told = False

@@ -13,7 +13,7 @@ from mpidist.launch import mpirun_line
 
 
 @dataclass(frozen=True)
-class Groups:
+class HybridGroups:
     """The groups, and the communicators of this rank.
 
     Attributes:
@@ -100,7 +100,7 @@ def _equal(count: int, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(order[first : first + share]) for first in range(0, size, share))
 
 
-def open_groups(ranks: Communicator, groups: object, settings: Any) -> Groups:
+def open_groups(ranks: Communicator, groups: object, settings: Any) -> HybridGroups:
     """Collective. Divide the ranks, and open the communicators.
 
     Args:
@@ -122,4 +122,4 @@ def open_groups(ranks: Communicator, groups: object, settings: Any) -> Groups:
     # Ranks that lead no group share a color, since all ranks must take part in Split.
     leads = own.rank == 0
     leaders = ranks.split(int(not leads), index, is_part=True)
-    return Groups(divided, index, ranks, own, leaders if leads else None, (leaders, own))
+    return HybridGroups(divided, index, ranks, own, leaders if leads else None, (leaders, own))

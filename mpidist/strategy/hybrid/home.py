@@ -17,8 +17,8 @@ from mpidist.comm.group.resource import end_all
 from mpidist.errors import CheckpointError, MismatchError, RankError, mark_shared
 from mpidist.options import ReduceOp
 from mpidist.recorder.calls import noted
-from mpidist.strategy.hybrid.exchange import Exchange
-from mpidist.strategy.hybrid.groups import Groups
+from mpidist.strategy.hybrid.exchange import GroupExchange
+from mpidist.strategy.hybrid.groups import HybridGroups
 from mpidist.strategy.hybrid.outer import Flat, OuterStep, write_variables
 from mpidist.strategy.hybrid.part import OuterMomentum, Part
 from mpidist.variables.arena import Arena, mirrored_only
@@ -32,8 +32,8 @@ from mpidist.variables.update.options import OUTER_MOMENTUM, OptimizerOptions
 from mpidist.variables.variable import BaseVariable, Gradient, Read, UpdatePlan
 
 
-class Pace(NamedTuple):
-    """How groups exchange what they have learnt.
+class OuterPace(NamedTuple):
+    """The way in which groups exchange their increments.
 
     Attributes:
         step: The outer optimizer.
@@ -51,7 +51,7 @@ class HybridVariable(MirroredVariable):
 
     @override
     def load(self, read: Read) -> None:
-        """Collective over the group. See `MirroredVariable.load`; all groups begin anew at the next step."""
+        """Collective over the group. See `MirroredVariable.load`; all groups begin again at the next step."""
         super().load(read)
         if isinstance(self.arena, HybridArena):
             self.arena.note_loaded(self)
@@ -73,16 +73,17 @@ class HybridArena(Arena):
     """
 
     def __init__(
-        self, replicas: Replicas, groups: Groups, pace: Pace, *, shared: bool | None = None, on_gpu: bool = False
+        self, replicas: Replicas, groups: HybridGroups, pace: OuterPace, *, shared: bool | None = None,
+        on_gpu: bool = False,
     ) -> None:
         super().__init__(replicas, shared=shared, on_gpu=on_gpu)
         self._pace, self._count = pace, groups.count
         self.leads = groups.leaders is not None
-        self.exchange: Exchange | None = None
+        self.exchange: GroupExchange | None = None
         self._parts: list[Part] = []
         self._among_leaders = None
         if groups.leaders is not None and groups.count > 1:
-            self.exchange = Exchange(groups.leaders)
+            self.exchange = GroupExchange(groups.leaders)
             if pace.synchronous:
                 owner = groups.leaders.order.deal("strategy")
                 exact = replace(replicas.options, wire_dtype=None, compression=None)
@@ -119,7 +120,7 @@ class HybridArena(Arena):
         """Local. Note that a variable was restored: what groups have exchanged before does not count any more."""
         for part in self._parts:
             if any(one is variable for one in part.variables):
-                part.is_begun = False
+                part.note_restored()
 
     def before_step(self, part: Part) -> None:
         """Collective over the group, and over all groups where they begin. Called before a local step."""
@@ -128,7 +129,7 @@ class HybridArena(Arena):
 
     def after_step(self, part: Part) -> None:
         """Collective over the group. Called after a local step; waits for no other group, unless synchronous."""
-        part.steps += 1
+        part.count_step()
         if part.steps >= self._pace.every:
             self._close_window(part)
         elif self.exchange is not None and not self._pace.synchronous:
@@ -183,7 +184,6 @@ class HybridArena(Arena):
 
     def _close_window(self, part: Part) -> None:
         """Collective over the group: an outer step of this group."""
-        part.steps = 0
         if self.leads:
             exchange = self.exchange
             differences = part.differences(self._count if self._pace.synchronous else self.share_count)
@@ -195,13 +195,13 @@ class HybridArena(Arena):
             if exchange is not None and not self._pace.synchronous:
                 exchange.add(part.number, increments)
                 exchange.progress()
-        part.windows += 1
+        part.note_window()
         self._spread(part)
 
     def _begin(self, part: Part) -> None:
         """Collective over all living groups: all begin with the first one's parameters."""
         on_first_rank(self.communicator, "the groups' first step", lambda: self._meet_at_begin(part))
-        part.is_begun, part.steps, part.restored = True, 0, None
+        part.note_begun()
         self._spread(part)
 
     def _meet_at_begin(self, part: Part) -> None:
@@ -211,7 +211,7 @@ class HybridArena(Arena):
             self.exchange.discard(part.number)
             _require_same_shapes(self.exchange.meet(subject, part.shapes))
         # Behind the meeting, in which increments from before a restore still arrive.
-        part.outer = part.initial()
+        part.take_values()
         if self.exchange is not None:
             self._align(part.outer, part, subject)
         for number, velocity in enumerate(part.velocity):

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from mpidist.data.dataset import Dataset
-from mpidist.data.items.stream import Shard
+from mpidist.data.items.stream import Shard, take_seeds
 from mpidist.options import AutoShardPolicy
-from mpidist.strategy.hybrid.groups import Groups
+from mpidist.strategy.hybrid.groups import HybridGroups
 
 
-def share_among_groups(dataset: Any, groups: Groups, first_value: Callable[[str, Any], Any]) -> Any:
+def share_among_groups(dataset: Any, groups: HybridGroups, first_value: Callable[[str, Any], Any]) -> Any:
     """Local, and Collective over all groups where a shuffle has no seed. The batches of this rank's group.
 
     What is no batched dataset is left for others to refuse.
@@ -36,6 +36,5 @@ def share_among_groups(dataset: Any, groups: Groups, first_value: Callable[[str,
     if drawn:
         # Else each group would have an order of its own: some examples would be read by several groups, others by none.
         values = first_value("the seeds of a dataset", [seed.value for seed in drawn])
-        for seed, value in zip(drawn, values, strict=True):
-            seed.value = value
+        take_seeds(drawn, values)
     return shared

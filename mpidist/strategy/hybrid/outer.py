@@ -44,7 +44,7 @@ class Place(NamedTuple):
     stop: int
 
 
-class Layout:
+class FlatLayout:
     """Local. The flat arrays that hold all of some variables: one for each dtype of their arithmetic.
 
     Args:
@@ -88,7 +88,7 @@ def flat_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.empty(0, dtype).real.dtype if dtype.kind == "c" else state_dtype(dtype)
 
 
-def read_variables(variables: Sequence[MirroredVariable], layout: Layout) -> Flat:
+def read_variables(variables: Sequence[MirroredVariable], layout: FlatLayout) -> Flat:
     """Local. The values of variables, as flat arrays in host memory."""
     flat = layout.zeros()
     for variable, place in zip(variables, layout.places, strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.strategy.hybrid.outer import Flat, Layout, Place, flat_dtype, read_variables
+from mpidist.strategy.hybrid.outer import Flat, FlatLayout, Place, flat_dtype, read_variables
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.reading import read_together
 from mpidist.variables.update.halves import state_dtype
@@ -45,7 +45,7 @@ class Part:
     def __init__(self, number: int, variables: Sequence[MirroredVariable], *, leads: bool) -> None:
         self.number = number
         self.variables = tuple(variables)
-        self.layout = Layout(variables)
+        self.layout = FlatLayout(variables)
         self.pieces: Sequence[Place] = self.layout.pieces()
         self.steps = self.windows = 0
         self.outer: Flat = self.layout.zeros() if leads else []
@@ -56,7 +56,7 @@ class Part:
 
     @cached_property
     def shapes(self) -> list[tuple[tuple[int, ...], str]]:
-        """Local. What must be the same in every group."""
+        """Local. Shapes and dtypes, which must be the same in every group."""
         return [(variable.shape, variable.dtype.name) for variable in self.variables]
 
     def take(self, place: Place, increment: memoryview) -> None:
@@ -77,12 +77,29 @@ class Part:
         # Not from `outer`: a variable of half precision holds it rounded.
         self._start = read_variables(self.variables, self.layout)
 
-    def initial(self) -> Flat:
-        """Local. Copies of the values at the begin of the window."""
-        return [start.copy() for start in self._start]
+    def take_values(self) -> None:
+        """Local. Let the values at the begin of the window be the outer parameters."""
+        self.outer = [start.copy() for start in self._start]
+
+    def note_restored(self) -> None:
+        """Local. Note that values were restored: the groups must agree again before the next step."""
+        self.is_begun = False
+
+    def note_begun(self) -> None:
+        """Local. Note that the groups have agreed."""
+        self.is_begun, self.steps, self.restored = True, 0, None
+
+    def count_step(self) -> None:
+        """Local. Count a local step."""
+        self.steps += 1
+
+    def note_window(self) -> None:
+        """Local. Count an outer step, after which a window begins."""
+        self.steps = 0
+        self.windows += 1
 
     def load_momentum(self, place: Place, value: AnyArray) -> None:
-        """Local. Keep the momentum of a variable that a checkpoint holds, until the groups begin anew."""
+        """Local. Keep the momentum of a variable that a checkpoint holds, until the groups begin again."""
         if self.restored is None:
             self.restored = self.layout.zeros()
         target = self.restored[place.section][place.start : place.stop]
@@ -139,8 +156,8 @@ class OuterMomentum(BaseVariable):
         return lambda start, stop: flat[start:stop]
 
     def load(self, read: Read) -> None:
-        """Collective over the group. Keep a momentum until all groups begin anew, at the next step."""
+        """Collective over the group. Keep a momentum until all groups begin again, at the next step."""
         data = read_together(self, read, 0, self.size if self._arena.leads else 0)
         if self._arena.leads:
             self._part.load_momentum(self._place, np.asarray(data))
-        self._part.is_begun = False
+        self._part.note_restored()

@@ -22,8 +22,8 @@ from mpidist.optimizers.families.sgd import SGD
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import CommunicationOptions, InputOptions
 from mpidist.strategy.base import Strategy
-from mpidist.strategy.hybrid.groups import Groups, open_groups
-from mpidist.strategy.hybrid.home import HybridArena, Pace
+from mpidist.strategy.hybrid.groups import HybridGroups, open_groups
+from mpidist.strategy.hybrid.home import HybridArena, OuterPace
 from mpidist.strategy.hybrid.input import share_among_groups
 from mpidist.strategy.hybrid.outer import OuterStep
 from mpidist.variables.replicas import Replicas
@@ -63,7 +63,7 @@ class HybridStrategy(Strategy):
 
     Making the strategy, the first step of an optimizer, `finish`, saving and restoring, and `close` are Collective over
     all ranks: a group waits there for the others. A group that ends its program without `finish` misses increments that
-    come later, and the others go on. If a rank of a group dies, its group ends, with a report; the others go on where
+    come later, and the others continue. If a rank of a group dies, its group ends, with a report; others continue where
     the launcher lets them (see the guide about failures), and `finish` and saving then include the groups that live.
 
     Args:
@@ -129,7 +129,7 @@ class HybridStrategy(Strategy):
         """Collective over all living groups. Deliver all increments: all groups then hold the same parameters.
 
         A window that is not full counts. Call it after the last step, before the parameters are evaluated. Training may
-        go on after it.
+        continue after it.
 
         Raises:
             RuntimeError: Inside `run`.
@@ -173,15 +173,15 @@ class HybridStrategy(Strategy):
             ending.tolerate_deaths(None)
 
 
-def _pace(every: object, outer: Optimizer | None, synchronous: object, options: object) -> Pace:
+def _pace(every: object, outer: Optimizer | None, synchronous: object, options: object) -> OuterPace:
     if not isinstance(options, (CommunicationOptions, NoneType)):
         raise TypeError(f"`communication_options` must be CommunicationOptions or None, got {described(options)}")
     waits = flag("synchronous", synchronous, owner="HybridStrategy: ")
     optimizer = default_outer(synchronous=waits) if outer is None else outer
-    return Pace(OuterStep(optimizer), whole("every", every, least=1), waits)
+    return OuterPace(OuterStep(optimizer), whole("every", every, least=1), waits)
 
 
-def _survive(groups: Groups) -> None:
+def _survive(groups: HybridGroups) -> None:
     """Let this rank survive the deaths of other groups, but not those of its own."""
     own = groups.own
     mates = [process for rank, process in enumerate(own.processes) if rank != own.rank]

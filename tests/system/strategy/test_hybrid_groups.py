@@ -144,7 +144,7 @@ def test_a_death_ends_its_group_and_no_other(tmp_path: Path) -> None:
     assert "group 0 went on" in out, out
     # The mate ends, and says why; the survivors say that they go on.
     assert re.search(r"rank 1 of 3 on \S+ cannot continue: rank \d of \d \(process \d+ on \S+\) terminated", out), out
-    assert re.search(r"group 1 \(its first rank is process \d+ on \S+\) has ended; group 0 goes on", out), out
+    assert re.search(r"group 1 \(its first rank is process \d+ on \S+\) has ended; group 0 continues", out), out
     assert files_left_behind() == []
 
 

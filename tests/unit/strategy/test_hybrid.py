@@ -12,7 +12,7 @@ import mpidist
 from mpidist.optimizers import SGD, Adam
 from mpidist.strategy.hybrid import outer
 from mpidist.strategy.hybrid.groups import divide
-from mpidist.strategy.hybrid.outer import Layout, OuterStep
+from mpidist.strategy.hybrid.outer import FlatLayout, OuterStep
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_increments_of_groups_add_up_to_the_step_of_the_mean(
 def test_large_parameters_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer, "PIECE_BYTES", 32)
     variables: Any = [mpidist.Variable(np.zeros(size, dtype)) for size, dtype in ((9, "f4"), (5, "f8"), (2, "c8"))]
-    layout = Layout(variables)
+    layout = FlatLayout(variables)
     assert layout.dtypes == [np.dtype("f4"), np.dtype("f8")]
     assert layout.sizes == [13, 5]
     assert [tuple(place) for place in layout.places] == [(0, 0, 9), (1, 0, 5), (0, 9, 13)]
