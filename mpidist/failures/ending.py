@@ -347,8 +347,7 @@ def tolerate_deaths(needed: Iterable[Process] | None = (), *, leads: bool = Fals
     The rank checks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
 
     Args:
-        needed: The processes whose deaths end this rank in any case; they replace those of the last call. None: from
-            now on this rank survives no death.
+        needed: The processes whose deaths end this rank in any case; they replace those of the last call. None: all.
         leads: Whether an exit code of this rank ends the job and becomes the job's, as long as no rank has died.
     """
     WATCH.needed, WATCH.is_over = frozenset(needed or ()), False

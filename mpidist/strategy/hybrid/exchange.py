@@ -268,6 +268,9 @@ class GroupExchange(Resource):
         return not self._window.lost()
 
     def _end(self, *, is_collective: bool) -> None:
+        # They lead to the variables, whose memory must not live as long as this object.
+        self._parts.clear()
+        self._outboxes.clear()
         if is_collective:
             self._window.close()
         else:
