@@ -317,3 +317,24 @@ def test_hosts_are_limited_in_their_bandwidth(tmp_path: Path) -> None:
     # 1.4 MB from each host at 200 Mbit/s, but for what the filter lets through at once.
     assert len(times) == 4
     assert all(ms > 45 for ms in times.values()), times
+
+
+def test_strategies_show_what_a_node_holds_and_sends(tmp_path: Path) -> None:
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    figures = tmp_path / "strategies.json"
+    kinds = ("multi-worker", "sharded", "hybrid")
+    result = run_program(
+        1, FOLDER / "strategies.py", *(word for kind in kinds for word in ("--only", kind)), "--layout", "1+1",
+        "--json", figures, timeout_seconds=100,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    everywhere, sharded, hybrid = json.loads(figures.read_text())["rows"]
+    parameters = 2 * 2048 * 2048 * 4
+    # An all-reduce between two nodes sends each byte once, and so does what takes its place.
+    for one in (everywhere, sharded):
+        assert 1 <= one["sent"] / parameters < 1.1, one
+    assert hybrid["sent"] < everywhere["sent"] / 16 * 1.1
+    # Of Adam's two moments a node keeps a half.
+    assert 0.8 < (everywhere["memory"] - sharded["memory"]) / parameters < 1.2
