@@ -148,7 +148,7 @@ def train_on_servers(wait: Callable[[str], None]) -> list[float]:
     """The seconds of each step of a worker under a coordinator; see `train`."""
     np, mpidist = importlib.import_module("numpy"), importlib.import_module("mpidist")
     resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
-    strategy = mpidist.ParameterServerStrategy(resolver)
+    strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 29))
     wait(BEGIN)
     with strategy.scope():
         kernels, gradients = make_model()
