@@ -194,4 +194,3 @@ def _leave(arena: weakref.ref[HybridArena]) -> None:
     # After a death in this group another thread may be here, while this one is in a call; the kernel tells the others.
     if held is not None and held.exchange is not None and held.communicator.is_whole():
         held.exchange.leave()
-

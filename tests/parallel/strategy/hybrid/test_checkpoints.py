@@ -158,5 +158,3 @@ def test_a_model_of_other_shapes_is_an_error_of_all_groups(communicator: Communi
         ):
             strategy.run(lambda: optimizer.apply_gradients([(np.ones(variable.shape), variable)]))
         assert home_of(strategy).leads == (strategy.communicator.rank == 0)
-
-
