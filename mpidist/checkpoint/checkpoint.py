@@ -169,7 +169,8 @@ class Checkpoint(NestedCheckpoint):
         return path
 
     def save_found(
-        self, found: Found, path: str, work: DirectoryWork = _NO_WORK, count: int | None = None
+        self, found: Found, path: str, work: DirectoryWork = _NO_WORK, count: int | None = None, *,
+        is_once: bool = False,
     ) -> float:
         """Collective. Save the objects that `find_objects` has returned; for a manager, which has called it already.
 
@@ -178,6 +179,7 @@ class Checkpoint(NestedCheckpoint):
             path: The file's name.
             work: Rank 0's work in the directory before and after.
             count: The number of saves with this one, which is part of the file; None does not count it.
+            is_once: Whether this is the one save of all groups; see `Home.save_once`.
 
         Returns:
             The time at which the file was renamed to its name, in seconds since 1970; the same on every rank.
@@ -195,19 +197,19 @@ class Checkpoint(NestedCheckpoint):
         if found.is_written_here(communicator):
             # Only a chief has it.
             servers = found.servers() if communicator.size == 1 else None
-
-            def write() -> float:
-                if servers is not None:
-                    return write_cut(servers, path, self.find_objects, count, work)
-                listing = partial(arrays_to_write, found, communicator, count)
-                arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing, path)
-                return write_checkpoint(communicator, path, arrays, found.shared, work)
-
-            with found.calls(communicator).during("save"):
-                home = found.home(communicator)
-                saved_at = write() if home is None else home.save_once(write)
+            variable = found.variable(communicator)
+            with (communicator.calls if variable is None else variable.calls).during("save"):
+                if variable is not None and variable.home.saves_once and not is_once:
+                    write = partial(self.save_found, found, path, work, count, is_once=True)
+                    saved_at = variable.home.save_once(write)
+                elif servers is not None:
+                    saved_at = write_cut(servers, path, self.find_objects, count, work)
+                else:
+                    listing = partial(arrays_to_write, found, communicator, count)
+                    arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing, path)
+                    saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
                 communicator.order.last_checkpoint = path
-            if communicator.rank == 0:
+            if communicator.rank == 0 and not is_once:
                 self._saves.warn(found, path)
         if count is not None:
             self._saves.count = count

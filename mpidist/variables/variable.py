@@ -324,11 +324,13 @@ class Home(Resource, Protocol):
         communicator: The ranks that have the variables, and save them together.
         strategy: The strategy of the variables, None without one.
         strategy_number: Its number among those on the same ranks; 0 where these are not numbered.
+        saves_once: Whether several groups have the variables, and one of them saves them for all.
     """
 
     communicator: Communicator
     strategy: Any
     strategy_number: int = 0
+    saves_once: bool = False
 
     def create_variable(  # tf.Variable's arguments
         self,
@@ -372,7 +374,7 @@ class Home(Resource, Protocol):
         return
 
     def save_once(self, write: Callable[[], float]) -> float:
-        """Collective. Call `write`, which saves variables of this home, in one of the groups that have them."""
+        """Collective. Under `saves_once`, call `write`, which saves variables, in one of the groups that have them."""
         return write()
 
     def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:

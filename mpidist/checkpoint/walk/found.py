@@ -20,7 +20,7 @@ from mpidist.recorder.calls import Calls
 from mpidist.variables.kinds.served import ServedHome, ServedVariable
 from mpidist.variables.kinds.sharded import ShardedVariable
 from mpidist.variables.module import Module
-from mpidist.variables.variable import BaseVariable, Home
+from mpidist.variables.variable import BaseVariable
 
 logger = logging.getLogger("mpidist")
 
@@ -105,20 +105,16 @@ class Found:
                 )
         return next(iter(members.values()), None) or alone or SoloCommunicator()
 
-    def home(self, group: Communicator) -> Home | None:
-        """Local. Find the home of the variables of `group`, which is the objects' own; None where it has none."""
-        homes = (leaf.value.home for leaf in self.leaves.values()
-                 if leaf.group is group and isinstance(leaf.value, BaseVariable))
-        return next(homes, None)
-
     def servers(self) -> ServedHome | None:
         """Local. Find the home of the variables that are on parameter servers; None where there are none.
 
         Raises:
             ValueError: Variables of several strategies.
         """
-        homes = {id(leaf.value.served): leaf.value.served for leaf in self.leaves.values()
-                 if isinstance(leaf.value, (ServedVariable, ShardedVariable))}
+        homes: dict[int, ServedHome] = {}
+        for leaf in self.leaves.values():
+            if isinstance(leaf.value, (ServedVariable, ShardedVariable)):
+                homes[id(leaf.value.served)] = leaf.value.served
         if len(homes) > 1:
             raise ValueError(
                 "variables on parameter servers in one checkpoint must belong to one strategy, got variables of "
@@ -135,10 +131,15 @@ class Found:
 
     def calls(self, group: Communicator) -> Calls:
         """Local. Notes what the ranks of `group`, which is the objects' own, do together."""
+        variable = self.variable(group)
+        return group.calls if variable is None else variable.calls
+
+    def variable(self, group: Communicator) -> BaseVariable | None:
+        """Local. Find a variable of `group`, which is the objects' own; None where it has none."""
         for leaf in self.leaves.values():
             if leaf.group is group and isinstance(leaf.value, BaseVariable):
-                return leaf.value.calls
-        return group.calls
+                return leaf.value
+        return None
 
     def names_of(self, path: str) -> Iterator[str]:
         """Local. Give `path` and the other paths that lead to the same object."""

@@ -72,6 +72,8 @@ class HybridArena(Arena):
         exchange: On a leader, the messages to and from other groups; None on other ranks, and with one group.
     """
 
+    saves_once = True
+
     def __init__(
         self, replicas: Replicas, groups: HybridGroups, pace: OuterPace, *, shared: bool | None = None,
         on_gpu: bool = False,

@@ -37,6 +37,7 @@ class Shelf(Resource):
         communicator: The ranks.
         strategy: Itself: a strategy only has to be told from others.
         strategy_number: 0: it is not numbered.
+        saves_once: False: there is one group.
         parts: This rank's elements of each variable, flat.
         asked: Number of elements of each read.
     """
@@ -45,6 +46,7 @@ class Shelf(Resource):
         self.communicator = communicator
         self.strategy: Any = self
         self.strategy_number = 0
+        self.saves_once = False
         self.parts: dict[str, AnyArray] = {}
         self.asked: list[int] = []
 
