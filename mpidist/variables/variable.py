@@ -1,7 +1,4 @@
-"""The variable, an array with a policy for writes and reads, and its home, which makes it and plans its updates.
-
-Both are interfaces that name each other. The arena is the home of this package's variables.
-"""
+"""The variable, an array with a policy for writes and reads, and its home, which makes it: each names the other."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ FAULTS = (
     ),
     Fault(
         "a rank goes by its own clock", "checkpoint/checkpoint.py",
-        "                return write_checkpoint(communicator, path, arrays, found.shared, work)\n",
-        "                write_checkpoint(communicator, path, arrays, found.shared, work)\n"
-        "                return time.time()\n", TOGETHER + "clocks_may_differ", 2,
+        "saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)\n",
+        "write_checkpoint(communicator, path, arrays, found.shared, work)\n"
+        "                    saved_at = time.time()\n", TOGETHER + "clocks_may_differ", 2,
     ),
     Fault(
         "a new name is not synced", "checkpoint/transfer.py",
