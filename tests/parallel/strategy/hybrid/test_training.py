@@ -93,16 +93,17 @@ def test_a_group_that_takes_nothing_makes_no_other_wait_and_gets_all_once(commun
         communicator.barrier()
         exchange = home_of(strategy).exchange
         before = 0 if exchange is None else exchange.received_count
-        if strategy.group_index == 0:
+        # At the end the parameters of the first group count: it is the one that must have got all.
+        if strategy.group_index == 1:
             train(strategy, optimizer, variable, range(1, 101))
         # The other group makes no call of the strategy until all these steps are made.
         communicator.barrier()
-        if strategy.group_index == 1:
+        if strategy.group_index == 0:
             train(strategy, optimizer, variable, range(1, 3))
         strategy.finish()
         result = same_everywhere(communicator, variable.numpy())
-        np.testing.assert_allclose(result, expected([101, 3], 1, (1.0, 0.0, False)), rtol=1e-12)
-        if exchange is not None and strategy.group_index == 1:
+        np.testing.assert_allclose(result, expected([3, 101], 1, (1.0, 0.0, False)), rtol=1e-12)
+        if exchange is not None and strategy.group_index == 0:
             # The first of a hundred increments, which was sent at once, and the sum of the others; and at most one that
             # was under way at the barrier.
             assert exchange.received_count - before <= 3
