@@ -63,7 +63,7 @@ class HybridArena(Arena):
     Collective over all ranks. Args:
         replicas: The ranks of this group.
         groups: All groups.
-        pace: See `Pace`.
+        pace: See `OuterPace`.
         shared: See `Arena`.
         on_gpu: See `Arena`.
 
@@ -245,12 +245,13 @@ class HybridArena(Arena):
     def _hear(self, subject: str, told: tuple[float, bytes | None] | None = None) -> tuple[float, bytes | None]:
         if self.exchange is None:
             return told or (0.0, None)
-        said = [word for word in self.exchange.meet(subject, told).values() if word is not None]
+        words: list[tuple[float, bytes | None] | None] = [*self.exchange.meet(subject, told).values()]
+        said = [word for word in words if word is not None]
         if not said:
             raise CheckpointError(
                 f"{subject}: the group that wrote the file has ended in it, and the file is not complete. Save again"
             )
-        return said[0]  # type: ignore[no-any-return]
+        return said[0]
 
     def _align(self, flat: Flat, part: Part, subject: str) -> None:
         exchange = self.exchange
