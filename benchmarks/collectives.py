@@ -163,7 +163,7 @@ def sweep(make: Maker, sizes: list[int], rounds: int, seconds: float) -> dict[in
     for size in sizes:
         ways = make(size // 4)
         check(ways)
-        calls = max(1, min(200, (1 << 22) // size))
+        calls = max(1, int(measure.SHARE * min(200, (1 << 22) // size)))
         begin = time.perf_counter()
         interleaved(ways, calls, 1)
         affordable = int(seconds / (time.perf_counter() - begin) * 2)
