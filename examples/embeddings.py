@@ -20,6 +20,7 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
+import plots
 
 import mpidist
 
@@ -80,18 +81,11 @@ def plot(path: str, table: Array) -> None:
     click.echo(f"wrote {path}")
 
 
-def in_folder(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
-    """Refuse a file in a folder that is missing before the training, and not behind it; the first rank writes it."""
-    if path and mpidist.is_first_rank() and not Path(path).absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {Path(path).absolute().parent} for {path}. Make it first")
-    return path
-
-
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--epochs", default=6, show_default=True, type=click.IntRange(1))
 @click.option("--directory", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
 @click.option("--evaluator", is_flag=True, help="The last rank evaluates each checkpoint in the directory.")
-@click.option("--plot", "plot_path", callback=in_folder, help="Draw the vectors of frequent words.")
+@click.option("--plot", "plot_path", callback=plots.in_folder, help="Draw the vectors of frequent words.")
 def main(epochs: int, directory: str | None, evaluator: bool, plot_path: str | None) -> None:
     if evaluator and not directory:
         raise click.UsageError("--evaluator evaluates checkpoints: give it their --directory, too")

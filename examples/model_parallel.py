@@ -13,13 +13,13 @@ continues from its last checkpoint, also with another number of ranks or devices
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import click
+import digits
 import numpy as np
 import numpy.typing as npt
+import plots
 
 import mpidist
 from mpidist.parallel import column_parallel_matmul, row_parallel_matmul
@@ -62,13 +62,6 @@ class Network:
         return partial + self.bias_1.value(), backward
 
 
-def load_digits() -> tuple[Array, Array, Array, Array]:
-    digits = importlib.import_module("sklearn.datasets").load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    x, y = digits.data[order] / 16, digits.target[order]
-    return x[360:], y[360:], x[:360], y[:360]
-
-
 def open_strategy(devices: int) -> mpidist.TPUStrategy:
     topology = mpidist.tpu.experimental.initialize_tpu_system()
     assignment = mpidist.tpu.experimental.DeviceAssignment.build(
@@ -82,13 +75,17 @@ def open_strategy(devices: int) -> mpidist.TPUStrategy:
 @click.option("--epochs", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(1), help="Examples per step.")
 @click.option("--checkpoint-dir", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
-@click.option("--losses", "losses_path", type=click.Path(dir_okay=False), help="Write the loss of each step as text.")
+@plots.plot_option
+@plots.losses_option
 @click.option("--seed", default=0, show_default=True)
 def main(
-    devices: int, epochs: int, batch: int, checkpoint_dir: str | None, losses_path: str | None, seed: int
+    devices: int, epochs: int, batch: int, checkpoint_dir: str | None, plot_path: str | None, losses_path: str | None,
+    seed: int,
 ) -> None:
     strategy = open_strategy(devices)
-    x_train, y_train, x_test, y_test = load_digits()
+    x_train, y_train, x_test, y_test = digits.load_data()
+    # With these the network computes in float64: the losses are the same for all layouts, to rounding.
+    x_train, x_test = x_train.astype(np.float64), x_test.astype(np.float64)
     train = mpidist.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(len(x_train), seed=seed).batch(batch)
     batches = iter(strategy.experimental_distribute_dataset(train.repeat(epochs)))
     test_batches = strategy.experimental_distribute_dataset(
@@ -133,8 +130,8 @@ def main(
     final = float(accuracy.result())
     if mpidist.is_first_rank():
         click.echo(f"{strategy.num_replicas_in_sync} replica(s) of {devices}: test accuracy {final:.4f}")
-        if losses_path:
-            Path(losses_path).write_text("".join(f"{loss!r}\n" for loss in losses))
+        plots.write_losses(losses_path, losses)
+        plots.plot_losses(plot_path, losses, f"replicas of {devices} logical devices")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ again: use the line that the third command prints, else the launcher ends the ot
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import tempfile
@@ -20,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import digits
 import numpy as np
 import numpy.typing as npt
+import plots
 
 import mpidist
 
 Array = npt.NDArray[Any]
-TEST, TRAINING, BATCH, STEPS_PER_EPOCH = slice(360), slice(360, None), 64, 22
+BATCH, STEPS_PER_EPOCH = 64, 22
 
 
 class Network:
@@ -57,15 +58,8 @@ class Network:
         return float(loss), [x.T @ below, below.sum(axis=0), hidden.T @ delta, delta.sum(axis=0)]
 
     def accuracy(self) -> float:
-        x, labels = load_digits(TEST)
+        _, _, x, labels = digits.load_data()
         return float((self.forward(x)[1].argmax(axis=1) == labels).mean())
-
-
-def load_digits(part: slice) -> tuple[Array, Array]:
-    """Load images, as rows of floats from 0 to 1, and labels; always in the same order."""
-    digits = importlib.import_module("sklearn.datasets").load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))[part]
-    return digits.data[order].astype(np.float32) / 16, digits.target[order]
 
 
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
@@ -74,7 +68,10 @@ def load_digits(part: slice) -> tuple[Array, Array]:
 @click.option("--directory", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
 @click.option("--evaluator", is_flag=True, help="The last rank evaluates each checkpoint in the directory.")
 @click.option("--kill-one", is_flag=True, help="A worker dies in the middle.")
-def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill_one: bool) -> None:
+@plots.plot_option
+def main(
+    epochs: int, servers: int, directory: str | None, evaluator: bool, kill_one: bool, plot_path: str | None
+) -> None:
     if evaluator and not directory:
         raise click.UsageError("--evaluator evaluates checkpoints: give it their --directory, too")
     resolver = None
@@ -104,7 +101,7 @@ def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill
     fatal, log = (first + total) // 2, Path(tempfile.mkdtemp()) / "executed"
 
     def make_batches(context: mpidist.InputContext) -> mpidist.data.Dataset:
-        dataset = mpidist.data.Dataset.from_tensor_slices(load_digits(TRAINING))
+        dataset = mpidist.data.Dataset.from_tensor_slices(digits.load_data()[:2])
         return dataset.shuffle(2000, seed=first + context.input_pipeline_id).repeat().batch(BATCH)
 
     def step(batches: Any, number: int) -> None:
@@ -122,7 +119,7 @@ def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill
             if number == fatal and log.read_text().split().count(str(number)) == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+    coordinator, losses = mpidist.coordinator.ClusterCoordinator(strategy), []
     batches = iter(coordinator.create_per_worker_dataset(make_batches))
     with strategy.scope(), mpidist.observe.Progress(total, description="training", initial=first) as progress:
         found = f"workers: {len(strategy.roles.workers)}, servers: {len(strategy.roles.servers)}"
@@ -131,10 +128,10 @@ def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill
             for number in range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH):
                 coordinator.schedule(step, args=(batches, number))
             coordinator.join()
-            progress.update(STEPS_PER_EPOCH, loss=float(loss.result()))
+            losses.append(float(loss.result()))
+            progress.update(STEPS_PER_EPOCH, loss=losses[-1])
             if (epoch + 1) % max(1, epochs // 4) == 0:
-                accuracy = network.accuracy()
-                progress.write(f"epoch {epoch + 1}: loss {float(loss.result()):.4f}, test accuracy {accuracy:.4f}")
+                progress.write(f"epoch {epoch + 1}: loss {losses[-1]:.4f}, test accuracy {network.accuracy():.4f}")
             loss.reset_state()
             if manager:
                 manager.save()
@@ -142,6 +139,7 @@ def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill
         counts = (total - first, len(log.read_text().split()), int(applied) - first)
         click.echo("scheduled {}, executed {}, applied {}".format(*counts))
     click.echo(f"test accuracy {network.accuracy():.4f}")
+    plots.plot_losses(plot_path, losses, unit="epoch")
 
 
 if __name__ == "__main__":

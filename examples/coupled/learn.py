@@ -9,6 +9,7 @@ own, in C, which knows nothing of mpidist. Each of its ranks sends its samples t
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import click
@@ -31,7 +32,8 @@ def features(waves: Array) -> Array:
 
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--batch", default=20, show_default=True, type=click.IntRange(1), help="The samples of a rank in a step.")
-def main(batch: int) -> None:
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the loss curve into a PNG.")
+def main(batch: int, plot_path: str | None) -> None:
     # All programs of the job call this once, each with a color of its own.
     mine = MPI.COMM_WORLD.Split(1, MPI.COMM_WORLD.rank)
     strategy = mpidist.MultiWorkerMirroredStrategy(communicator=mine)
@@ -63,6 +65,12 @@ def main(batch: int) -> None:
     if mine.rank == 0:
         click.echo(f"{count} samples of {simulations} ranks on {mine.size} ranks")
         click.echo(f"squared error: {losses[0]:.3f} at first, {np.mean(losses[-3:]):.3f} at last")
+        if plot_path:
+            pyplot = importlib.import_module("matplotlib.pyplot")
+            figure, axis = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
+            axis.semilogy(losses)
+            axis.set(xlabel="step", ylabel="squared error")
+            figure.savefig(plot_path, dpi=120)
 
 
 if __name__ == "__main__":
