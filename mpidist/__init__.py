@@ -36,6 +36,7 @@ from mpidist.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mpidist import (
+        checkpoint,
         cluster_resolver,
         coordinator,
         data,
@@ -48,10 +49,16 @@ if TYPE_CHECKING:
         summary,
         testing,
         tpu,
+        training,
     )
+    from mpidist import jax as jax
+    from mpidist import keras as keras
+    from mpidist import torch as torch
     from mpidist.checkpoint.checkpoint import Checkpoint
     from mpidist.checkpoint.following import checkpoints_iterator
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
+    from mpidist.checkpoint.options import CheckpointOptions
+    from mpidist.checkpoint.reader import list_variables, load_checkpoint, load_variable
     from mpidist.cluster.spec import ClusterSpec
     from mpidist.cluster.torch_env import export_torch_env
     from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
@@ -93,6 +100,7 @@ if TYPE_CHECKING:
     from mpidist.strategy.replica import ReplicaContext
     from mpidist.strategy.tpu.strategy import TPUStrategy
     from mpidist.strategy.values import DistributedValues
+    from mpidist.training.trainer import Trainer
     from mpidist.variables.kinds.sharded import ShardedVariable
     from mpidist.variables.lookup import embedding_gradient, embedding_lookup, embedding_lookup_sparse
     from mpidist.variables.module import Module
@@ -103,6 +111,7 @@ _HOMES = {
     "CentralStorageStrategy": "mpidist.strategy.central_storage",
     "Checkpoint": "mpidist.checkpoint.checkpoint",
     "CheckpointManager": "mpidist.checkpoint.manager",
+    "CheckpointOptions": "mpidist.checkpoint.options",
     "ClusterSpec": "mpidist.cluster.spec",
     "CrossDeviceOps": "mpidist.comm.cross_device.cross_device_ops",
     "DistributedDataset": "mpidist.data.distribution.distributed_dataset",
@@ -130,6 +139,7 @@ _HOMES = {
     "Strategy": "mpidist.strategy.base",
     "StrategyExtended": "mpidist.strategy.extended",
     "TPUStrategy": "mpidist.strategy.tpu.strategy",
+    "Trainer": "mpidist.training.trainer",
     "Variable": "mpidist.strategy.default",
     "VariableAggregation": "mpidist.options",
     "VariableSynchronization": "mpidist.options",
@@ -147,11 +157,16 @@ _HOMES = {
     "in_cross_replica_context": "mpidist.strategy.default",
     "is_first_rank": "mpidist.launch",
     "latest_checkpoint": "mpidist.checkpoint.manager",
+    "list_variables": "mpidist.checkpoint.reader",
+    "load_checkpoint": "mpidist.checkpoint.reader",
+    "load_variable": "mpidist.checkpoint.reader",
     "scale_regularization_loss": "mpidist.strategy.losses",
 }
 _MODULES = (
-    "cluster_resolver", "coordinator", "data", "experimental", "initializers", "metrics", "observe", "optimizers",
-    "parallel", "summary", "testing", "tpu",
+    "checkpoint", "cluster_resolver", "coordinator", "data", "experimental", "initializers", "metrics", "observe",
+    "optimizers", "parallel", "summary", "testing", "tpu", "training",
+    # Of extras: not in `__all__`, so that `from mpidist import *` needs none of them.
+    "jax", "keras", "torch",
 )
 
 __all__ = [
@@ -159,6 +174,7 @@ __all__ = [
     "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointOptions",
     "ClusterSpec",
     "CrossDeviceOps",
     "DistributedDataset",
@@ -186,10 +202,12 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
+    "Trainer",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
     "WindowOptions",
+    "checkpoint",
     "checkpoints_iterator",
     "cluster_resolver",
     "compute_average_loss",
@@ -208,6 +226,9 @@ __all__ = [
     "initializers",
     "is_first_rank",
     "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
     "metrics",
     "observe",
     "optimizers",
@@ -216,6 +237,7 @@ __all__ = [
     "summary",
     "testing",
     "tpu",
+    "training",
 ]
 
 
@@ -243,9 +265,16 @@ def _leave() -> None:
         ending.leave()
 
 
+# A job that `mpidist run` has started leaves a word when it ends: below, after the ranks have ended together.
+_restarted = importlib.import_module("mpidist.failures.restart.rank") if "MPIDIST_RUN" in os.environ else None
+if _restarted is not None:
+    _restarted.begin()
+
 # Exit functions run in reverse order. Those that the program registers after its imports run before this one, while the
 # ranks can still communicate. After a death of a rank this one ends the process, and functions after it would not run.
 atexit.register(_leave)
+if _restarted is not None:
+    _restarted.watch_end()
 
 # A job that gets a signal while it starts is requeued. Elsewhere no handler is set, and nothing is loaded.
 if {"SLURM_JOB_ID", "MPIDIST_SIGNALS"} & set(os.environ):

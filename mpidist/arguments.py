@@ -19,7 +19,7 @@ def number(argument: str, value: Any, *, least: float = -math.inf, most: float =
         argument: The name of the caller's argument, for the error.
         value: A number of Python or NumPy.
         least: The smallest number allowed.
-        most: The largest one.
+        most: The largest number allowed.
 
     Raises:
         TypeError: `value` is no number; texts are not read as numbers.

@@ -47,7 +47,7 @@ def has_children(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Local. Whether a plain value may count something: booleans do not."""
+    """Local. Whether a plain value is a number; booleans are not."""
     return isinstance(value, (int, float, complex, np.number)) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""The stack of contexts, one per thread: it says which strategy is current, and in which context the code runs.
+"""The stack of contexts, one per thread: it says which strategy is current; and the strategies that are open.
 
 The stack knows no types of the package: an entry holds the strategy and its replica context as plain objects, so that
 every layer may import this module. An empty stack is the state at program start: the default strategy, in replica
@@ -7,10 +7,12 @@ context, as in tf.distribute.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 S = TypeVar("S")
 
@@ -109,3 +111,51 @@ class Scope(Generic[S]):
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         pop()
+
+
+class OpenedStrategy(Protocol):
+    """The part of a strategy that this module uses.
+
+    Attributes:
+        is_closed: Whether it was closed or dropped.
+    """
+
+    is_closed: bool
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Local. Number of replicas."""
+        ...
+
+
+_made: weakref.WeakSet[OpenedStrategy] = weakref.WeakSet()
+
+
+def note_open(strategy: OpenedStrategy) -> None:
+    """Local. Note a strategy that was made."""
+    _made.add(strategy)
+
+
+def open_strategies() -> list[OpenedStrategy]:
+    """Local. The strategies that are not closed; if there are several, only those that the program can still reach."""
+    if len(_open()) > 1:
+        # As in `open_strategy`. Ranks collect at different moments, and would find different numbers.
+        gc.collect()
+    return _open()
+
+
+def open_strategy() -> OpenedStrategy | None:
+    """Local. An open strategy of several replicas that the program can still reach, None if there is none."""
+    if _find() is None:
+        return None
+    # A strategy refers to itself through its members: one that the program has forgotten is there until a collection.
+    gc.collect()
+    return _find()
+
+
+def _find() -> OpenedStrategy | None:
+    return next((strategy for strategy in _open() if strategy.num_replicas_in_sync > 1), None)
+
+
+def _open() -> list[OpenedStrategy]:
+    return [strategy for strategy in list(_made) if not strategy.is_closed]

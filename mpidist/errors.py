@@ -84,6 +84,20 @@ def is_shared(error: BaseException | None) -> bool:
     return False
 
 
+# Of interrupts that a framework has made other errors of.
+_interrupts: set[str] = set()
+
+
+def note_interrupt(text: str) -> None:
+    """Local. Note that a framework raises an error with this text in the place of a KeyboardInterrupt."""
+    _interrupts.add(text)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Local. Whether an error is a KeyboardInterrupt, or what a framework has made of one."""
+    return isinstance(error, KeyboardInterrupt) or any(text in str(error) for text in _interrupts)
+
+
 # Hidden from type checkers, which would take any name for one of the module's.
 if not TYPE_CHECKING:
 

@@ -13,11 +13,11 @@ from mpidist import context, launch
 
 
 class Ranks(Protocol):
-    """The part of a communicator that is asked for.
+    """The part of a communicator that this module uses.
 
     Attributes:
         rank: This process's rank.
-        mpi: None where the process runs alone, without a group.
+        mpi: The communicator of mpi4py; None where the process runs alone, without a group.
     """
 
     rank: int
@@ -55,7 +55,7 @@ def training_has_ended() -> bool:
 
 
 def role_rank() -> int | None:
-    """Local. The rank that `note_role` was given last."""
+    """Local. The rank in the last call of `note_role`."""
     return _role.rank
 
 

@@ -79,13 +79,13 @@ class Launch:
 
 
 def read(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """Local. The innermost launcher's word, or None where no launcher started this process.
+    """Local. Read this process's rank and job from the variables of the innermost launcher.
 
     Args:
         environment: Defaults to `os.environ`.
 
     Returns:
-        The place, or None: then the program runs alone and MPI is not started.
+        The rank and the job; None where no launcher started this process: it runs alone, and MPI is not started.
     """
     environment = os.environ if environment is None else environment
     for launcher in LAUNCHERS:
@@ -165,7 +165,7 @@ def launcher_processes() -> list[int]:
 
 
 def hydra_lets_live() -> bool | None:
-    """Local. Whether MPICH's launcher lets ranks survive the death of one, by its option; None without it."""
+    """Local. Whether MPICH's launcher has the option by which ranks survive a death; None if it cannot be found."""
     try:
         launchers = launcher_processes()
         words = Path(f"/proc/{launchers[0]}/cmdline").read_text().split("\0") if launchers else None

@@ -37,9 +37,8 @@ INSTEAD = {
     "experimental_run_v2": "`strategy.run`",
     "function": "nothing: drop the line, nothing is compiled",
     "get_global_step": "`iterations` of an optimizer",
-    "keras": "a step that you write yourself, with `mpidist.optimizers` and `mpidist.metrics`",
+    "keras": "Keras 3, after `import mpidist.keras as keras`",
     "legacy": "`mpidist.optimizers` itself, which has tf.keras's names and arguments",
-    "load_checkpoint": "`h5py.File(mpidist.latest_checkpoint(directory))`: a checkpoint is an HDF5 file",
     "losses": "losses of examples that you compute, and `mpidist.compute_average_loss`",
     "make_dataset_iterator": "`strategy.experimental_distribute_dataset`",
     "make_experimental_numpy_dataset": _SLICES,
@@ -50,7 +49,7 @@ INSTEAD = {
     ),
     "nn": "`mpidist.embedding_lookup`, `mpidist.compute_average_loss` and `mpidist.scale_regularization_loss`",
     "saved_model": "`mpidist.Checkpoint`",
-    "train": "`mpidist.Checkpoint`, `mpidist.CheckpointManager` and `mpidist.ClusterSpec`",
+    "train": "`mpidist.Checkpoint`, `mpidist.CheckpointManager`, `mpidist.load_checkpoint` and `mpidist.ClusterSpec`",
     "unwrap": "`strategy.experimental_local_results`",
 }
 # Here, in another module than that of TensorFlow or than one may think.

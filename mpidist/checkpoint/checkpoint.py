@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from mpidist.checkpoint.background.save import UNSEEN, BackgroundSave, wait_for_saves
 from mpidist.checkpoint.directory.leftovers import remove_leftovers, remove_temporaries
 from mpidist.checkpoint.directory.lock import DirectoryLock
 from mpidist.checkpoint.directory.state import (
@@ -17,28 +18,24 @@ from mpidist.checkpoint.directory.state import (
     begin_state,
     file_of,
     make_latest,
-    require_file,
 )
-from mpidist.checkpoint.file import hdf5
-from mpidist.checkpoint.file.layout import SAVE_COUNTER
-from mpidist.checkpoint.file.saved import SavedArray, SavedFile
-from mpidist.checkpoint.restoring import Status, listed
-from mpidist.checkpoint.server_snapshot import write_cut
-from mpidist.checkpoint.transfer import write_checkpoint
+from mpidist.checkpoint.file.choice import EVERYTHING, Choice, Rename
+from mpidist.checkpoint.file.metadata import decode_metadata, encode_metadata
+from mpidist.checkpoint.file.saved import SavedFile
+from mpidist.checkpoint.opening import open_together
+from mpidist.checkpoint.options import CheckpointOptions, is_in_background
+from mpidist.checkpoint.restoring import Status
+from mpidist.checkpoint.saves import SaveOrder, Saves
 from mpidist.checkpoint.walk.found import Found, NestedCheckpoint, Parts
-from mpidist.checkpoint.walk.listing import arrays_to_write, list_together
 from mpidist.checkpoint.walk.objects import can_hold_variables, walk
+from mpidist.checkpoint.writing import write_objects
 from mpidist.comm.calls.text import AT_ONCE, refuse_inside
-from mpidist.comm.group.agreement import on_first_rank, together
-from mpidist.errors import CheckpointError, MismatchError, mark_shared
+from mpidist.failures.restart.notes import note
 from mpidist.variables.module import WATCHER
-
-logger = logging.getLogger("mpidist")
 
 Path = str | os.PathLike[str]
 
 _OWN_ATTRIBUTES = {"_pending", "_root", "_saves", WATCHER}
-_NO_WORK = DirectoryWork()
 
 
 class Checkpoint(NestedCheckpoint):
@@ -114,6 +111,11 @@ class Checkpoint(NestedCheckpoint):
         return self._saves.count
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """Local. The notes in the checkpoint that was last saved or restored; empty where it has none."""
+        return self._saves.metadata
+
+    @property
     def save_seconds(self) -> float | None:
         """Local. The seconds that the last save in this program took on this rank; None before the first one."""
         return self._saves.seconds
@@ -138,85 +140,119 @@ class Checkpoint(NestedCheckpoint):
                 objects.append(((name,), value))
         return objects
 
-    def save(self, file_prefix: Path) -> str:
+    @property
+    def saving(self) -> BackgroundSave | None:
+        """Local. The save in the background whose end no call has noted yet; None on every rank where there is none."""
+        return self._saves.background
+
+    def sync(self) -> None:
+        """Collective. Wait until a save in the background is complete; nothing where there is none.
+
+        Raises:
+            OSError, CheckpointError: On every rank, if any rank could not write. Earlier checkpoints do not change.
+        """
+        self._saves.finish()
+
+    def release(self) -> None:
+        """Local. Wait for this rank's thread that saves in the background, and give back the memory of the copy."""
+        self._saves.finish_here()
+        self._saves.memory.release()
+
+    def save(
+        self, file_prefix: Path, options: CheckpointOptions | None = None, *,
+        metadata: Mapping[str, Any] | None = None, background: bool = False,
+    ) -> str:
         """Collective. Save to the next numbered file and make it the directory's latest; failed saves do not count.
+
+        In the background each rank copies its share of the values, and returns: a thread writes the file. The next
+        `save`, `write`, `restore`, `read` or `sync` of this checkpoint waits for that and raises its errors, on every
+        rank; the end of the program waits, too, and logs them. The copy takes as much memory as the share of the rank,
+        kept for the next one; where a host has not enough the save is made in the foreground, with a warning.
 
         Args:
             file_prefix: Path of the file up to its number; a missing directory is made.
+            options: The options of tf.train; `enable_async=True` is `background=True`.
+            metadata: Notes of the program's own, which the file keeps as JSON: dictionaries with strings as keys,
+                lists, strings, numbers, booleans and None. The same on every rank.
+            background: Whether the program continues while a thread writes.
 
         Returns:
-            The path, `file_prefix-N.h5`.
+            The path, `file_prefix-N.h5`; in the background there is no such file yet.
 
         Raises:
             OSError: On every rank, if any rank cannot write. Earlier checkpoints do not change.
             CheckpointError: Values of an earlier `restore` still wait for an object (see `Status`), or that restore
                 failed half-way; or another job, or a manager in another process, saves to the directory.
-            MismatchError: The ranks hold different objects, or save to different paths.
-            ValueError: Variables of several strategies, a state that cannot be stored, or a plain array or number that
+            MismatchError: The ranks hold different objects or metadata, or save to different paths.
+            ValueError: The variables are of several strategies, a state cannot be stored, or a plain array or number
                 would be lost.
+            TypeError: On every rank: JSON cannot hold the metadata.
         """
+        in_background = (options is not None or background is not False) and is_in_background(options, background)
+        if self._saves.background is not None:
+            self._saves.finish()
         count = self._saves.count + 1
         prefix = as_path("file_prefix", file_prefix)
         path = f"{prefix}-{count}{SUFFIX}"
         directory, name = os.path.split(prefix)
         lock = DirectoryLock(directory)
-        before = lock.acquire, partial(remove_leftovers, directory, name)
+        waits = (partial(wait_for_saves, directory),) if UNSEEN else ()
+        before = *waits, lock.acquire, partial(remove_leftovers, directory, name)
         try:
-            work = DirectoryWork(before, partial(begin_state, directory), partial(make_latest, path))
-            self.save_found(self.find_objects(), path, work, count)
+            work = DirectoryWork(before, partial(begin_state, directory), partial(make_latest, path), lock.release)
+            self.save_found(self.find_objects(), SaveOrder(path, work, count, metadata, in_background))
         finally:
-            lock.release()
+            if self._saves.background is None:
+                lock.release()
         return path
 
-    def save_found(
-        self, found: Found, path: str, work: DirectoryWork = _NO_WORK, count: int | None = None, *,
-        is_once: bool = False,
-    ) -> float:
+    def save_found(self, found: Found, order: SaveOrder, *, is_once: bool = False) -> float:
         """Collective. Save the objects that `find_objects` has returned; for a manager, which has called it already.
 
         Args:
             found: The objects, see `find_objects`.
-            path: The file's name.
-            work: Rank 0's work in the directory before and after.
-            count: The number of saves with this one, which is part of the file; None does not count it.
+            order: The settings of the save.
             is_once: Whether this is the one save of all groups; see `Home.save_once`.
 
         Returns:
-            The time at which the file was renamed to its name, in seconds since 1970; the same on every rank.
+            The time at which the file was renamed to its name, in seconds since 1970, the same on every rank; 0.0 where
+            a thread writes it.
 
         Raises:
-            OSError, CheckpointError, MismatchError, ValueError: See `save`.
+            OSError, CheckpointError, MismatchError, ValueError, TypeError: See `save`.
             RuntimeError: This rank is in the middle of a call, and a signal handler or another thread saves.
         """
+        if self._saves.background is not None:
+            self._saves.finish()
         if self._pending is not None:
             self._pending.require_restored(found)
+        if self._saves.report is not None:
+            self._saves.report.log()
         communicator = found.group()
-        saved_at, begin = time.time(), time.monotonic()
+        begin, written = time.monotonic(), cast("float | BackgroundSave", time.time())
         if communicator.order.is_under_way == AT_ONCE:
             refuse_inside("save", communicator.calls.thread)
         if found.is_written_here(communicator):
-            # Only a chief has it.
-            servers = found.servers() if communicator.size == 1 else None
-            variable = found.variable(communicator)
-            with (communicator.calls if variable is None else variable.calls).during("save"):
-                if variable is not None and variable.home.saves_once and not is_once:
-                    write = partial(self.save_found, found, path, work, count, is_once=True)
-                    saved_at = variable.home.save_once(write)
-                elif servers is not None:
-                    saved_at = write_cut(servers, path, self.find_objects, count, work)
-                else:
-                    listing = partial(arrays_to_write, found, communicator, count)
-                    arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing, path)
-                    saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
-                communicator.order.last_checkpoint = path
-            if communicator.rank == 0 and not is_once:
-                self._saves.warn(found, path)
-        if count is not None:
-            self._saves.count = count
-        self._saves.seconds = time.monotonic() - begin
-        return saved_at
+            save_once = None if is_once else self.save_found
+            written = write_objects(communicator, found, order, self._saves, self.find_objects, save_once)
+        if isinstance(written, BackgroundSave):
+            self._saves.begin(order, written)
+        else:
+            self._saves.seconds = time.monotonic() - begin
+        if order.number is not None:
+            self._saves.count = order.number
+        # As a restore would give it.
+        self._saves.metadata = {} if order.metadata is None else decode_metadata(encode_metadata(order.metadata))
+        if isinstance(written, BackgroundSave):
+            return 0.0
+        if order.ended is not None:
+            order.ended(written)
+        return written
 
-    def write(self, path: Path) -> str:
+    def write(
+        self, path: Path, options: CheckpointOptions | None = None, *, metadata: Mapping[str, Any] | None = None,
+        background: bool = False,
+    ) -> str:
         """Collective. Write to a file, without counting; `read` is its counterpart.
 
         It deletes temporary files that a killed `write` to this file has left. So if two jobs write to one file at the
@@ -224,24 +260,39 @@ class Checkpoint(NestedCheckpoint):
 
         Args:
             path: The file's name; `.h5` is added where it is missing.
+            options: See `save`.
+            metadata: See `save`.
+            background: See `save`.
 
         Returns:
             The path.
 
         Raises:
-            OSError, CheckpointError, MismatchError, ValueError: See `save`.
+            OSError, CheckpointError, MismatchError, ValueError, TypeError: See `save`.
         """
-        name = file_of(path)
-        self.save_found(self.find_objects(), name, DirectoryWork((partial(remove_temporaries, name),)))
+        name, in_background = file_of(path), is_in_background(options, background)
+        work = DirectoryWork((partial(wait_for_saves, os.path.dirname(name)), partial(remove_temporaries, name)))
+        self.save_found(self.find_objects(), SaveOrder(name, work, None, metadata, in_background))
         return name
 
-    def restore(self, path: Path | None) -> Status:
+    def restore(
+        self, path: Path | None, *, partial: bool = False, rename: Rename | None = None, cast: bool = False,
+        only: str | Sequence[str] | None = None,
+    ) -> Status:
         """Collective. Restore the values that `save` saved, on any number of ranks.
 
         Values of objects that do not exist yet wait for them; see `Status`.
 
         Args:
             path: The path that `save` or `latest_checkpoint` returned; None restores nothing.
+            partial: Restore what fits, also of an optimizer's state, and list the rest in one warning (see `Status`).
+            rename: A dictionary of paths in the file, each with the path in the program that takes its place; what is
+                below moves with it, and of two the longer one counts. Or a function of a path in the file that returns
+                one in the program, or None for what is left out. It is also called with paths of objects.
+            cast: Convert numbers to the dtypes of the variables: to a smaller floating dtype as `astype` does, and to
+                a smaller integer dtype if all values fit. Complex and floating numbers become no integers.
+            only: A path in the program, such as "model", or a list of paths: values that are neither there nor below
+                stay as they are, and `assert_consumed` ignores them. `save_counter` is restored only if it is named.
 
         Returns:
             The status, whose `assert_consumed()` raises unless everything was restored.
@@ -250,121 +301,79 @@ class Checkpoint(NestedCheckpoint):
             FileNotFoundError: On every rank: there is no such file. The message lists the existing checkpoints.
             IsADirectoryError: On every rank: the path is that of a directory.
             MismatchError: The ranks pass different paths.
-            DamagedCheckpointError: On every rank: the file is no complete checkpoint. Nothing was overwritten.
-            CheckpointError: On every rank: shapes or dtypes do not fit, or the `load_state` of an object has failed on
-                some rank. No variable was overwritten.
+            DamagedCheckpointError: On every rank: the file is no complete checkpoint, and nothing was overwritten; or a
+                block of a file of more than 32 MiB is damaged, and blocks before it were restored. Then nothing is
+                saved until a restore succeeds.
+            CheckpointError: On every rank: shapes or dtypes do not fit, the file has nothing at a path of `rename` or
+                `only`, or the `load_state` of an object has failed on some rank. No variable was overwritten.
+            TypeError: On every rank: an argument has a wrong type.
         """
         if path is None:
+            self._saves.finish()
             self._end_waiting()
             return Status(self.find_objects, None, self._forget, with_counter=True)
-        return self.restore_found(self.find_objects(), path)
+        found = self.find_objects()
+        status = self.restore_found(found, path, Choice(partial, rename, cast, only))
+        if found.group().rank == 0:
+            note("restored", path=file_of(path))
+        return status
 
-    def restore_found(self, found: Found, path: Path) -> Status:
+    def restore_found(self, found: Found, path: Path, choice: Choice = EVERYTHING) -> Status:
         """Collective. Restore the objects that `find_objects` has returned; for a manager. See `restore`."""
-        status, counter = self._restore(found, path, with_counter=True)
+        status, counter = self._restore(found, path, choice, with_counter=True)
         if counter is not None:
             self._saves.count = counter
         return status
 
-    def read(self, path: Path) -> Status:
-        """Collective. Restore what `write` wrote, as `restore` does; `save_counter` stays as it is."""
-        return self._restore(self.find_objects(), path, with_counter=False)[0]
+    def restore_opened(self, found: Found, opened: tuple[SavedFile, int | None, dict[str, Any]]) -> Status:
+        """Collective. Do what `restore_found` does from what `open_together` gives; for a manager."""
+        self._end_waiting()
+        status, counter = self._restore_from(found, opened, with_counter=True)
+        if counter is not None:
+            self._saves.count = counter
+        return status
 
-    def _restore(self, found: Found, path: Path, *, with_counter: bool) -> tuple[Status, int | None]:
+    def read(
+        self, path: Path, *, partial: bool = False, rename: Rename | None = None, cast: bool = False,
+        only: str | Sequence[str] | None = None,
+    ) -> Status:
+        """Collective. Restore what `write` wrote, as `restore` does; `save_counter` stays as it is."""
+        choice = Choice(partial, rename, cast, only)
+        return self._restore(self.find_objects(), path, choice, with_counter=False)[0]
+
+    def _restore(
+        self, found: Found, path: Path, choice: Choice, *, with_counter: bool
+    ) -> tuple[Status, int | None]:
+        self._saves.finish()
         self._end_waiting()
         name = file_of(path)
         communicator = found.group()
         with found.calls(communicator).during("restore"):
-            contents = on_first_rank(communicator, f"reading checkpoint {name!r}", lambda: _look_into(name))
-            file = together(communicator, f"opening checkpoint {name!r}", lambda: _open(contents, name))
-            counter = file.find(SAVE_COUNTER)
-            is_number = isinstance(counter, SavedArray) and (counter.shape, counter.dtype.kind) == ((), "i")
-            if counter is not None and not is_number:
-                raise mark_shared(CheckpointError(
-                    f"{name!r}: expected {SAVE_COUNTER!r} to be one integer, got {counter!r}; the file was not written "
-                    "by `save`"
-                ))
-            count = together(
-                communicator, f"reading {SAVE_COUNTER!r} of {name!r}", lambda: None if counter is None else int(counter)
+            return self._restore_from(
+                found, open_together(communicator, name, choice), with_counter=with_counter
             )
-            status = Status(self.find_objects, file, self._forget, with_counter=with_counter)
-            try:
-                status.restore_into(found)
-            except BaseException:
-                self._pending = status if status.is_torn else None
-                raise
+
+    def _restore_from(
+        self, found: Found, opened: tuple[SavedFile, int | None, dict[str, Any]], *, with_counter: bool
+    ) -> tuple[Status, int | None]:
+        file, count, metadata = opened
+        status = Status(self.find_objects, file, self._forget, with_counter=with_counter)
+        try:
+            status.restore_into(found)
+        except BaseException:
+            self._pending = status if status.is_torn else None
+            raise
         # A pending status keeps the file open.
         self._pending = status if status.waits() else None
+        self._saves.metadata, self._saves.report = metadata, status.report if file.choice.partial else None
         return status, count
 
     def _end_waiting(self) -> None:
+        if self._saves.report is not None:
+            self._saves.report.log()
         if self._pending is not None:
             self._pending.end_waiting()
 
     def _forget(self, status: Status) -> None:
         if self._pending is status:
             self._pending = None
-
-
-def _look_into(path: str) -> hdf5.Contents:
-    require_file(path)
-    try:
-        return hdf5.read_contents(path)
-    except FileNotFoundError:
-        # Deleted in between.
-        require_file(path)
-        raise
-
-
-def _open(contents: hdf5.Contents, name: str) -> SavedFile:
-    if contents.path != name:
-        raise MismatchError(
-            f"the path of a checkpoint must be the same on all ranks, got {contents.path!r} on rank 0 and {name!r}. "
-            "Pass the same path on all ranks"
-        )
-    return SavedFile(contents)
-
-
-class Saves:
-    """Saves of a `Checkpoint`, as it remembers them.
-
-    Attributes:
-        count: Their number, in this program and before the restored checkpoint.
-        seconds: The duration of the last save on this rank; None before the first one of this program.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.seconds: float | None = None
-        # By path, as they were when a walk first found them; None where a warning has named them.
-        self._numbers: dict[str, tuple[object, ...] | None] = {}
-        self._told_caches = False
-
-    def begin_with(self, found: Found) -> None:
-        """Local. Note the plain numbers of objects that the checkpoint gets."""
-        self._numbers.update(found.numbers)
-
-    def warn(self, found: Found, path: str) -> None:
-        """Local. Warn of what a save has left out though the program may need it.
-
-        Args:
-            found: The objects that were saved.
-            path: The path of the file.
-        """
-        if found.caches and not self._told_caches:
-            self._told_caches = True
-            logger.warning(
-                "checkpoint %r does not hold %s: arrays in attributes of modules that begin with `_` count as caches",
-                path, listed(found.caches),
-            )
-        changed = []
-        for name, numbers in found.numbers.items():
-            if self._numbers.setdefault(name, numbers) not in (numbers, None):
-                self._numbers[name] = None
-                changed.append(name)
-        if changed:
-            logger.warning(
-                "checkpoint %r does not hold %s: plain numbers, which have changed since the Checkpoint was made. Make "
-                "each number that must be restored a mpidist.Variable, or give its object `state` and `load_state`",
-                path, listed(sorted(changed)),
-            )

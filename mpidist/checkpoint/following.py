@@ -51,8 +51,8 @@ def checkpoints_iterator(
         checkpoint_dir: The directory to which `Checkpoint.save` or a `CheckpointManager` saves. It may be made later.
         min_interval_secs: Least time between two checkpoints, in seconds.
         timeout: Seconds to wait for a checkpoint; None waits without end.
-        timeout_fn: Called after `timeout`: the iterator ends if it returns a true value, else it waits again. Without
-            it the iterator ends. With `restore` rank 0 calls it.
+        timeout_fn: A function that is called after `timeout`: the iterator ends if it returns a true value, else it
+            waits again. Without it the iterator ends. With `restore` rank 0 calls it.
         restore: The objects to restore; None restores nothing.
 
     Returns:
@@ -93,7 +93,7 @@ def follow(
         limit: See `timeout`.
         timeout_fn: See `checkpoints_iterator`.
         clock: A monotonic clock in seconds.
-        nap: Sleeps for this many seconds.
+        nap: A function that sleeps for a number of seconds.
         restore: See `checkpoints_iterator`.
     """
     group: Communicator = SoloCommunicator() if restore is None else restore.find_objects().group()

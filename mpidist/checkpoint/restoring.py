@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
-from mpidist.checkpoint.file.layout import SAVE_COUNTER
+from mpidist.checkpoint.file.layout import METADATA, SAVE_COUNTER
 from mpidist.checkpoint.file.saved import Saved, SavedFile, arrays_in
-from mpidist.checkpoint.transfer import verify
+from mpidist.checkpoint.report import RestoreReport, listed
 from mpidist.checkpoint.walk.found import Found
 from mpidist.checkpoint.walk.listing import list_together, number_of
 from mpidist.checkpoint.walk.matching import Match, match_objects, new_paths, state_apart
 from mpidist.checkpoint.walk.objects import can_hold_variables, walk
-from mpidist.checkpoint.walk.states import State
+from mpidist.checkpoint.walk.registered import RegisteredState
+from mpidist.checkpoint.walk.states import Stateful
 from mpidist.comm.group.agreement import together
 from mpidist.comm.group.communicator import Communicator
-from mpidist.errors import CheckpointError, MpidistError, mark_shared
+from mpidist.errors import CheckpointError, DamagedCheckpointError, MpidistError, mark_shared
 from mpidist.variables.module import unwatch, watch
+from mpidist.variables.reading import load_all
+from mpidist.variables.update.options import PartialState
 
 logger = logging.getLogger("mpidist")
 
@@ -41,21 +45,25 @@ class Status:
     file stays open, and if it is deleted it still takes its room on the disk. All calls are collective over the
     variables' ranks.
 
+    Of a restore in part (`partial=True`) one warning lists what was not restored, once the status is deleted, or at the
+    next restore or save; `expect_partial` silences it.
+
     Attributes:
         number: Place of this restore among all restores of the program.
+        report: The content of the warning; empty unless a part was restored on the first rank.
         is_torn: Whether it has failed when some objects had their values, and others not.
 
     Args:
-        find: Finds the checkpoint's objects as they are now.
+        find: A function that finds the checkpoint's objects as they are now.
         file: The file to restore from; None where there was nothing to restore.
-        forget: Called with this status when nothing waits any more.
+        forget: A function that is called with this status when no value waits any more.
         with_counter: Whether the number of saves is part of the checkpoint.
     """
 
     # Without `__dict__`: modules and checkpoints keep a status, and a walk must not enter it.
     __slots__ = (
-        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_lacking", "_left", "_missing", "_restored", "_used",
-        "_with_counter", "is_torn", "number",
+        "__weakref__", "_file", "_find", "_forget", "_has_ended", "_is_busy", "_lacking", "_left", "_missing",
+        "_refused", "_restored", "_used", "_with_counter", "is_torn", "number", "report",
     )
 
     def __init__(
@@ -71,11 +79,17 @@ class Status:
         self._restored: set[str] = set()
         self._used: set[str] = {SAVE_COUNTER}
         self._missing: list[str] = []
+        # Why, by the path of the object.
+        self._refused: dict[str, str] = {}
         # Parts of states whose rest was restored: parts that the file does not have, and parts that only it has.
         self._lacking: list[str] = []
         self._left: set[str] = set()
         self._is_busy = False
         self._has_ended = False
+        self.report = RestoreReport(self._name())
+        if file is not None and file.choice.partial:
+            # Not by `__del__`, which would not run at the program's end.
+            weakref.finalize(self, self.report.log)
 
     def waits(self) -> bool:
         """Local. Whether values wait for objects that do not exist yet."""
@@ -93,8 +107,9 @@ class Status:
             The status itself.
 
         Raises:
-            CheckpointError: An object has another shape or dtype than its saved value, the file is damaged, or a
-                `load_state` has failed on some rank. No variable was overwritten.
+            CheckpointError: An object has another shape or dtype than its saved value, or a `load_state` has failed on
+                some rank. No variable was overwritten.
+            DamagedCheckpointError: The file is damaged; see `Checkpoint.restore`.
             MismatchError: The ranks hold different objects.
         """
         if self._file is not None and not self._is_busy:
@@ -124,7 +139,7 @@ class Status:
             found: The checkpoint's objects as they are now.
 
         Raises:
-            CheckpointError: Lists the objects.
+            CheckpointError: There are such objects or values; the text lists them.
         """
         if self.is_torn:
             raise mark_shared(CheckpointError(
@@ -134,7 +149,7 @@ class Status:
             ))
         if self._file is None or not self.waits():
             return
-        late = new_paths(found, self._file, self._restored, self.number)
+        late = new_paths(found, self._file, self._done, self.number)
         if late:
             raise mark_shared(CheckpointError(
                 f"{self._name()} still holds values for {listed(late)}, which were created after `restore`: saving now "
@@ -154,68 +169,116 @@ class Status:
             watch(module, self)
         if brought.leaves or brought.states:
             found = self._find()
-            if new_paths(found, self._file, self._restored, self.number):
+            if new_paths(found, self._file, self._done, self.number):
                 self.restore_into(found)
 
     def _restore(self, file: SavedFile, found: Found) -> None:
         communicator = found.group()
 
-        def list_matches() -> tuple[Match, list[str]]:
-            match = match_objects(found, file, self._restored, self.number)
-            variables = [f"{path}{number_of(one, communicator)}" for path, (one, _) in match.variables.items()]
-            return match, [*variables, *match.states]
+        def list_matches() -> tuple[tuple[Match, set[str]], list[str]]:
+            match = match_objects(found, file, self._done, self.number)
+            variables = [
+                f"{path}{number_of(one, communicator)}" + ("" if array.name == path else f" from {array.name}")
+                for path, (one, array) in match.variables.items()
+            ]
+            names = {array.name for _, array in match.variables.values()}
+            names.update(array.name for _, tree in match.states.values() for array in arrays_in(tree))
+            # What is small is checked before anything changes; of what is large each block before it takes its place.
+            file.hold({*names, METADATA, SAVE_COUNTER} if self._with_counter else {*names, METADATA})
+            return (match, names), [*variables, *match.states]
 
         name = file.contents.path
-        match = list_together(communicator, f"restoring checkpoint {name!r}", list_matches, name)
-        saved = [array for _, array in match.variables.values()]
-        saved += [array for _, tree in match.states.values() for array in arrays_in(tree)]
-        names = {array.name for array in saved}
-        verify(communicator, file, {*names, SAVE_COUNTER} if self._with_counter else names)
-        for variable, path in match.paths:
-            variable.saved_as = path
-        # Objects with state come first: they may still reject what was saved, and then no variable has changed.
-        for path, (state, tree) in match.states.items():
-            # Agreed on one by one: some have collective calls of their own.
-            try:
-                together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree), may_agree=True)
-            except BaseException as error:
-                # An object that rejects what was saved has taken nothing of it.
-                self.is_torn = self.is_torn or not isinstance(error, CheckpointError)
-                raise
-            self.is_torn = True
-        for variable, array in match.variables.values():
-            self.is_torn = True
-            variable.load(array.read_for(variable))
-            variable.restored_by = self.number
-        self.is_torn = False
+        try:
+            match, names = list_together(communicator, f"restoring checkpoint {name!r}", list_matches, name)
+            refused = self._load_matches(communicator, file, found, match)
+        finally:
+            file.release()
         _warn_of_other_replicas(communicator, match)
-        for path, (state, _) in match.states.items():
-            lacking, others = state_apart(found, file, path, state)
-            self._lacking += lacking
-            self._left.update(others)
-            if (lacking or others) and communicator.rank == 0:
-                logger.warning(
-                    "%s was saved for other variables than %r has: what it lacks starts from initial values (%s), what "
-                    "else it holds is ignored (%s)", self._name(), path, listed(lacking), listed(others),
-                )
-        self._restored.update(match.variables, match.states)
+        self._note_apart(communicator, file, found, match)
+        self._restored.update(match.variables, match.states.keys() - refused.keys())
+        self._refused.update(match.unfit, **refused)
         self._used |= names
         self._missing = [*match.missing, *self._lacking]
-        if self._with_counter and SAVE_COUNTER not in file.arrays:
+        if self._with_counter and SAVE_COUNTER not in file.arrays and file.choice.takes(SAVE_COUNTER):
             self._missing.append(SAVE_COUNTER)
+        if file.choice.partial and communicator.rank == 0:
+            unused = [path for path in self._unused() if path not in match.unfit]
+            self.report.unfit, self.report.missing, self.report.unused = self._refused, self._missing, unused
         change = watch if self.waits() else unwatch
         for module in found.modules:
             change(module, self)
 
-    def _load(self, path: str, state: State, tree: Saved) -> None:
+    def _load_matches(
+        self, communicator: Communicator, file: SavedFile, found: Found, match: Match
+    ) -> dict[str, str]:
+        """Collective. Restore the objects; gives what `_load_states` gives."""
+        for variable, path in match.paths:
+            variable.saved_as = path
+        # Objects with state come first: they may still reject what was saved, and then no variable has changed.
+        refused = self._load_states(communicator, file, found, match)
+        loads = [(variable, array.read_for(variable)) for variable, array in match.variables.values()]
+        self.is_torn = self.is_torn or bool(loads)
+        load_all(communicator, loads, f"restoring the variables of checkpoint {file.contents.path!r}")
+        for variable, _ in loads:
+            variable.restored_by = self.number
+        self.is_torn = False
+        return refused
+
+    def _load_states(
+        self, communicator: Communicator, file: SavedFile, found: Found, match: Match
+    ) -> dict[str, str]:
+        """Collective. Restore the objects with state; where a part is restored, say why some have rejected theirs."""
+        refused: dict[str, str] = {}
+        for path, (state, tree) in match.states.items():
+            # Agreed on one by one: some have collective calls of their own.
+            load = partial(self._load, path, state, _in_part(tree) if file.choice.partial else tree, found)
+            try:
+                together(communicator, f"restoring {path!r}", load, may_agree=True)
+            except BaseException as error:
+                # An object that rejects what was saved has taken nothing of it.
+                if file.choice.partial and type(error) is CheckpointError:
+                    refused[path] = f"{path!r}: {error}"
+                    continue
+                is_refusal = isinstance(error, CheckpointError) and not isinstance(error, DamagedCheckpointError)
+                self.is_torn = self.is_torn or not is_refusal
+                raise
+            self.is_torn = True
+        return refused
+
+    def _note_apart(self, communicator: Communicator, file: SavedFile, found: Found, match: Match) -> None:
+        for path, (state, _) in match.states.items():
+            lacking, others = state_apart(found, file, path, state)
+            self._lacking += lacking
+            self._left.update(others)
+            if (lacking or others) and communicator.rank == 0 and not file.choice.partial:
+                logger.warning(
+                    "%s was saved for other variables than %r has: what it lacks starts from initial values (%s), what "
+                    "else it holds is ignored (%s)", self._name(), path, listed(lacking), listed(others),
+                )
+
+    @property
+    def _done(self) -> set[str]:
+        return self._restored | self._refused.keys() if self._refused else self._restored
+
+    def _load(self, path: str, state: Stateful, tree: Saved, found: Found) -> None:
         try:
             state.load_state(tree)
         except CheckpointError as error:
-            raise CheckpointError(f"{self._name()}, {path!r}: {error}") from error
+            # The object knows its variables by name, and most have none.
+            fresh = [
+                name for variable in getattr(state, "built_on", ()) if not variable.saved_as
+                for name, leaf in found.leaves.items() if leaf.value is variable
+            ]
+            hint = f". Of its variables {listed(fresh)} were not restored" if fresh else ""
+            raise CheckpointError(
+                f"{self._name()}, {path!r}: {error}{hint}. `partial=True` restores what fits"
+            ) from error
         except MpidistError:
             raise
-        # A number where the object expects a dictionary, for instance.
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A number where the object expects a dictionary, for instance; and whatever another library raises.
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not isinstance(state, RegisteredState):
+                raise
             raise CheckpointError(
                 f"{self._name()} holds for {path!r} a state that its {type(state).__name__} cannot load: "
                 f"{type(error).__name__}: {error}. Build the object as it was when the checkpoint was saved"
@@ -228,7 +291,7 @@ class Status:
             The status itself.
 
         Raises:
-            AssertionError: Lists the paths of what was not.
+            AssertionError: Something was not restored; the text lists the paths.
         """
         self.assert_existing_objects_matched()
         unused = self._unused()
@@ -246,10 +309,12 @@ class Status:
             The status itself.
 
         Raises:
-            AssertionError: Lists the paths of those that were not.
+            AssertionError: Some were not restored; the text lists their paths.
         """
         self._require_file()
         self.restore_new()
+        if self._refused:
+            raise AssertionError(f"{self._name()} does not fit the objects: {'; '.join(self._refused.values())}")
         if self._missing:
             unused = self._unused()
             there = f"; it also holds {listed(unused)}" if unused else ""
@@ -263,7 +328,7 @@ class Status:
             The status itself.
 
         Raises:
-            AssertionError: Nothing was.
+            AssertionError: Nothing was restored.
         """
         self._require_file()
         self.restore_new()
@@ -275,8 +340,18 @@ class Status:
         return self
 
     def expect_partial(self) -> Status:
-        """Local. Return the status itself, without any effect: kept for code written for tf.train."""
+        """Local. Log no warning of what a restore in part has left out, and return the status itself."""
+        self.report.silence()
         return self
+
+    def initialize_or_restore(self, session: object = None) -> None:
+        """Collective. Do what `restore_new` does: objects begin with their values when they are made.
+
+        Args:
+            session: Not used; an argument of tf.train.
+        """
+        del session
+        self.restore_new()
 
     def _require_file(self) -> None:
         if self._file is None:
@@ -289,6 +364,11 @@ class Status:
         return [] if self._file is None else sorted((self._file.arrays.keys() - self._used) | self._left)
 
 
+def _in_part(tree: Saved) -> Saved:
+    """The tree, in the class that tells an object to take the part that fits."""
+    return PartialState({key: _in_part(child) for key, child in tree.items()}) if isinstance(tree, dict) else tree
+
+
 def _warn_of_other_replicas(communicator: Communicator, match: Match) -> None:
     other = {
         path: f"{array.replicas} replicas saved a component each, {variable.group.size} restore"
@@ -299,10 +379,3 @@ def _warn_of_other_replicas(communicator: Communicator, match: Match) -> None:
         logger.warning(
             "of %s %s: of n components, replica r takes component r %% n", listed(other), next(iter(other.values()))
         )
-
-
-def listed(paths: Iterable[str]) -> str:
-    """Local. Some paths, 20 at most, as a text for a message."""
-    names = list(paths)
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return ", ".join(repr(name) for name in names[:20]) + more if names else "nothing"

@@ -5,7 +5,6 @@ Servers save their variables as they are after one commit, and what the chief ha
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mpidist.checkpoint.directory.state import DirectoryWork
 from mpidist.checkpoint.file.hdf5 import Blank
 from mpidist.checkpoint.file.layout import PAGE_BYTES, Bounds, Piece, Record, deal
 from mpidist.checkpoint.file.positional import write_at
@@ -23,8 +21,6 @@ from mpidist.checkpoint.transfer import (
     ArrayToWrite,
     Checksums,
     OwnPart,
-    create_blank,
-    publish,
     write_arrays,
     write_pieces,
 )
@@ -32,7 +28,7 @@ from mpidist.checkpoint.walk.found import Found
 from mpidist.checkpoint.walk.listing import arrays_to_write
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.parameter_server.server.snapshot import ElementRange
-from mpidist.variables.kinds.served import ServedHome, ServedVariable
+from mpidist.variables.kinds.served import ServedVariable
 from mpidist.variables.kinds.sharded import served_parts
 from mpidist.variables.variable import BaseVariable, Read
 
@@ -43,7 +39,7 @@ class _Part(NamedTuple):
     """A variable, or one shard of it, that a server saves.
 
     Attributes:
-        variable: Its number on the server.
+        variable: The number of the variable on the server.
         record: The dataset of the variable.
         offset: First byte of the dataset in the file.
         pieces: All of the dataset, or what the shard has of them.
@@ -71,10 +67,10 @@ class _Part(NamedTuple):
         return (self.bounds[self.shard + 1] - self.begin) // self.record.dtype.itemsize
 
     def reader(self, read: Read) -> Read:
-        """Local. Reads by the places of elements in the dataset.
+        """Local. A function that reads elements by their places in the dataset.
 
         Args:
-            read: Reads by their places in the variable on the server.
+            read: A function that reads elements by their places in the variable on the server.
         """
         first = self.begin // self.record.dtype.itemsize
         return lambda low, high: read(low - first, high - first)
@@ -86,7 +82,7 @@ class _Part(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """The work of one server.
+    """The results of one server.
 
     Attributes:
         checksums: The checksums of the pieces that it has written.
@@ -103,7 +99,7 @@ class _Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerShare:
-    """The part of a checkpoint that one server writes; see `serving.cut.Share`.
+    """The part of a checkpoint that one server writes; see `parameter_server.server.snapshot.SavedShare`.
 
     Attributes:
         path: The file, which has its structure already.
@@ -114,7 +110,7 @@ class ServerShare:
     parts: Sequence[_Part]
 
     def blocks(self) -> dict[ElementRange, int]:
-        """Local. See `Share.blocks`: a piece each."""
+        """Local. See `SavedShare.blocks`: a piece each."""
         blocks = {}
         for part in self.parts:
             itemsize, begin = part.record.dtype.itemsize, part.begin
@@ -124,7 +120,7 @@ class ServerShare:
         return blocks
 
     def write(self, read: Callable[[int], Read]) -> _Outcome:
-        """Local. See `Share.write`.
+        """Local. See `SavedShare.write`.
 
         Raises:
             OSError: This host does not see the file, or the disk is full.
@@ -165,68 +161,22 @@ def _write(descriptor: int, part: _Part, read: Read, outcome: _Outcome) -> None:
         outcome.heads[part.variable] = own.head
 
 
-def write_cut(
-    home: ServedHome, path: str, find: Callable[[], Found], count: int | None, work: DirectoryWork
-) -> float:
-    """Local. Write a checkpoint of variables of servers, and of what the chief has beside them.
-
-    Args:
-        home: The home of the variables.
-        path: The file's name; a missing directory is made. A file that had the name keeps it until all is written.
-        find: Finds the objects; called twice.
-        count: See `arrays_to_write`.
-        work: See `write_checkpoint`.
-
-    Returns:
-        When the file got its name, in seconds since 1970.
-
-    Raises:
-        OSError: The chief, or a server, cannot write.
-        DeadRankError: A server is dead.
-        CheckpointError, ValueError: See `Checkpoint.save`.
-    """
-    communicator = SoloCommunicator()
-    plan = _Plan(find(), count)
-    blank = create_blank(path, plan.records, plan.shared, work.before)
-    try:
-        home.communicator.share_directory(os.path.dirname(os.path.abspath(path)))
-        # The disk may take its time for the file; no closure waits for that. Then all is of one moment.
-        with home.pause():
-            now = _Plan(find(), count)
-            if (now.records, now.shared) != (plan.records, plan.shared):
-                # The text of a generator's state may be longer now, for instance.
-                os.unlink(blank.path)
-                blank = create_blank(path, now.records, now.shared, ())
-            home.begin_cut(now.shares(blank))
-        try:
-            checksums = now.write_own(communicator, blank)
-        finally:
-            outcomes = home.end_cut()
-        small = now.write_small(communicator, blank, outcomes)
-        shards = now.join_shards(blank, outcomes)
-        everyone = [checksums, small, *(outcome.checksums for outcome in outcomes.values()), *shards]
-        return publish(blank, everyone, path, work)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(blank.path)
-        raise
-
-
-class _Plan:
+class SnapshotPlan:
     """The parts of a checkpoint, by their writers.
 
     Args:
         found: The objects.
         count: See `arrays_to_write`.
+        metadata: See `arrays_to_write`.
 
     Attributes:
         records: All datasets.
         shared: See `layout.encode_index`.
     """
 
-    def __init__(self, found: Found, count: int | None) -> None:
+    def __init__(self, found: Found, count: int | None, metadata: Mapping[str, Any] | None) -> None:
         self.shared = found.shared
-        self._arrays, _ = arrays_to_write(found, SoloCommunicator(), count)
+        self._arrays, _ = arrays_to_write(found, SoloCommunicator(), count, metadata)
         self.records = [array.record for array in self._arrays]
         self._dealt = deal(self.records, 0, 1)
         # The variable, or its shards in their order.
@@ -255,13 +205,23 @@ class _Plan:
         path = os.path.abspath(blank.path)
         return {server: ServerShare(path, tuple(its)) for server, its in parts.items()}
 
+    @property
+    def _own(self) -> list[int]:
+        return [number for number in range(len(self.records)) if number not in self._served]
+
+    def copy_own(self) -> None:
+        """Local. Copy what is not on servers."""
+        for number in self._own:
+            record, content = self._arrays[number][:2]
+            read = content if isinstance(content, np.ndarray) else content()(0, record.size)
+            self._arrays[number] = ArrayToWrite(record, np.array(read))
+
     def write_own(self, communicator: SoloCommunicator, blank: Blank) -> Checksums:
-        """Local. Write what is not on servers; see `write_cut`."""
-        own = [number for number in range(len(self.records)) if number not in self._served]
-        return self._write(communicator, blank, own, self._arrays)
+        """Local. Write what is not on servers; see `write_snapshot`."""
+        return self._write(communicator, blank, self._own, self._arrays)
 
     def write_small(self, communicator: SoloCommunicator, blank: Blank, outcomes: Mapping[int, Any]) -> Checksums:
-        """Local. Write what the servers have left to the chief; see `write_cut`."""
+        """Local. Write what the servers have left to the chief; see `write_snapshot`."""
         arrays = list(self._arrays)
         small = []
         for number, variables in self._served.items():
@@ -273,7 +233,7 @@ class _Plan:
         return self._write(communicator, blank, small, arrays)
 
     def join_shards(self, blank: Blank, outcomes: Mapping[int, Any]) -> list[Checksums]:
-        """Local. Write the bytes of shards that are in pages which begin in an earlier shard; see `write_cut`.
+        """Local. Write the bytes of shards that are in pages which begin in an earlier shard; see `write_snapshot`.
 
         Returns:
             The checksums of all shards, in the order of what they have of a piece.

@@ -6,9 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
-import secrets
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -19,13 +17,14 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.checkpoint.directory.state import DirectoryWork
 from mpidist.checkpoint.file import hdf5
-from mpidist.checkpoint.file.hdf5 import WAY_OUT, Blank
-from mpidist.checkpoint.file.layout import Bounds, Owners, Piece, Record, deal, joined_checksum, page_share, parts_of
-from mpidist.checkpoint.file.positional import read_at, sync_directory, write_at
+from mpidist.checkpoint.file.checksum import crc32, joined_checksum
+from mpidist.checkpoint.file.hdf5 import Blank
+from mpidist.checkpoint.file.layout import PIECE_BYTES, Bounds, Owners, Piece, Record, deal, page_share, parts_of
+from mpidist.checkpoint.file.positional import sync_directory, write_at
 from mpidist.checkpoint.file.saved import SavedFile
 from mpidist.comm.group.agreement import exchange, on_first_rank, together
 from mpidist.comm.group.communicator import Communicator
-from mpidist.errors import CheckpointError, DamagedCheckpointError
+from mpidist.errors import CheckpointError
 from mpidist.variables.variable import Read
 
 # The CRC32 of a piece, or of a part of it, and how many bytes it is of; by the number of the piece, and the first byte.
@@ -38,7 +37,7 @@ class ArrayToWrite(NamedTuple):
     Attributes:
         record: Its path, shape and dtype.
         content: The array, the same one on every rank; or a Collective function that opens it for reading, such as
-            `Variable.reader`. Where the record has a component for each rank, this rank's component is read.
+            `BaseVariable.reader`. Where the record has a component for each rank, this rank's component is read.
         bounds: The bytes of the parts that ranks can read; None where every rank can read all.
         owners: The ranks of these parts.
     """
@@ -62,10 +61,10 @@ def write_checkpoint(
         path: The file's name; a missing directory is made.
         arrays: The arrays to write, in the same order on every rank.
         shared: See `layout.encode_index`.
-        work: Done by rank 0 in the same rounds of agreement: its failure, too, is one of all ranks.
+        work: The work of rank 0 in the same rounds of agreement: its failure, too, is one of all ranks.
 
     Returns:
-        When the file got its name, by rank 0's clock, in seconds since 1970.
+        The time at which the file got its name, by rank 0's clock, in seconds since 1970.
 
     Raises:
         OSError: On every rank, if any rank cannot write: a full disk, a directory that is read-only or not shared.
@@ -94,10 +93,15 @@ def write_checkpoint(
             communicator, f"completing checkpoint {path!r}", partial(publish, blank, everyone, path, work)
         )
     except BaseException:
-        if communicator.rank == 0:
-            with contextlib.suppress(OSError):
-                os.unlink(blank.path)
+        discard(communicator, blank)
         raise
+
+
+def discard(communicator: Communicator, blank: Blank) -> None:
+    """Local. Delete a file that was not completed, on rank 0."""
+    if communicator.rank == 0:
+        with contextlib.suppress(OSError):
+            os.unlink(blank.path)
 
 
 def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) -> None:
@@ -105,7 +109,7 @@ def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) ->
 
     Args:
         communicator: The ranks that check.
-        file: The same checkpoint on every rank.
+        file: The checkpoint, the same on every rank.
         paths: The paths of the arrays to check, the same on every rank.
 
     Raises:
@@ -119,17 +123,26 @@ def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) ->
 
 
 def create_blank(
-    path: str, records: Sequence[Record], shared: Mapping[str, str], before: Iterable[Callable[[], object]]
+    path: str, records: Sequence[Record], shared: Mapping[str, str], before: Iterable[Callable[[], object]],
+    *, with_blocks: bool = True,
 ) -> Blank:
-    """Local. Make a file for these datasets, under another name; see `write_checkpoint`."""
+    """Local. Make a file for these datasets, under another name; see `write_checkpoint`.
+
+    Args:
+        path: The name that it is to have.
+        records: The datasets.
+        shared: See `layout.encode_index`.
+        before: Functions that are called one by one before the file is made.
+        with_blocks: See `hdf5.create`.
+    """
     for step in before:
         step()
     directory, name = os.path.split(path)
     os.makedirs(directory or ".", exist_ok=True)
     # In the same directory: a rename is atomic only within one file system.
-    temporary = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.tmp")
+    temporary = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.tmp")
     try:
-        return hdf5.create(temporary, records, shared)
+        return hdf5.create(temporary, records, shared, with_blocks=with_blocks)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -144,29 +157,29 @@ def write_arrays(
     A rank that fails continues with opening the arrays, which is collective: the other ranks wait in it.
     """
     checksums: Checksums = {}
-    error: Exception | None = None
-    descriptor = -1
+    descriptor, error = _open_to_write(blank.path)
     try:
-        descriptor = os.open(blank.path, os.O_WRONLY)
-    except FileNotFoundError:
-        error = FileNotFoundError(
-            errno.ENOENT, f"rank 0 has made {blank.path!r}, and this rank does not see it: save checkpoints to a file "
-            f"system that all hosts share, and by an absolute path (here the working directory is {os.getcwd()!r})"
-        )
-    except OSError as caught:
-        error = caught
-    try:
+        several: list[tuple[int, OwnPart]] = []
+        has_parts = False
         for array, offset, pieces in zip(arrays, blank.offsets, dealt, strict=True):
-            if array.bounds is not None:
-                error = _write_parts(communicator, descriptor, offset, array, pieces, checksums, error)
-                continue
             content = array.content.reshape(-1) if isinstance(array.content, np.ndarray) else array.content()
+            whole: list[OwnPart | None] = [None]
+            if array.bounds is not None:
+                has_parts = True
+                parts = parts_of(array.owners, communicator.rank)
+                owned = [OwnPart(array.record, array.bounds, part) for part in parts]
+                several += [(offset, one) for one in owned]
+                whole = [*owned]
             if error is None:
                 try:
-                    write_pieces(descriptor, offset, array.record, content, pieces, None, checksums)
+                    for own in whole:
+                        write_pieces(descriptor, offset, array.record, content, pieces, own, checksums)
                 except Exception as caught:
                     error = caught
-        if error is None:
+        if has_parts:
+            error = _write_heads(communicator, descriptor, several, error)
+        # Many ranks have nothing of a small file, and each sync waits for the disk.
+        if error is None and (checksums or several):
             # Each rank syncs what it has written: the file is marked as complete only after all of them.
             try:
                 os.fsync(descriptor)
@@ -178,31 +191,41 @@ def write_arrays(
     return checksums, error
 
 
-def _write_parts(
-    communicator: Communicator, descriptor: int, offset: int, array: ArrayToWrite, pieces: Sequence[Piece],
-    checksums: Checksums, error: Exception | None,
+def _open_to_write(path: str) -> tuple[int, Exception | None]:
+    """The file, or -1 and why this rank cannot open it."""
+    try:
+        return os.open(path, os.O_WRONLY), None
+    except FileNotFoundError:
+        return -1, FileNotFoundError(
+            errno.ENOENT, f"rank 0 has made {path!r}, and this rank does not see it: save checkpoints to a file system "
+            f"that all hosts share, and by an absolute path (here the working directory is {os.getcwd()!r})"
+        )
+    except OSError as caught:
+        return -1, caught
+
+
+def _write_heads(
+    communicator: Communicator, descriptor: int, several: Sequence[tuple[int, OwnPart]], error: Exception | None
 ) -> Exception | None:
-    """Collective. Write the parts of an array that this rank can read, and what follows them in their last pages.
+    """Collective. Write what follows this rank's parts in their last pages, which other ranks have; in one round.
+
+    Args:
+        communicator: The ranks that write.
+        descriptor: The open file.
+        several: The parts of this rank, each with the first byte of its dataset.
+        error: The error of this rank so far.
 
     Returns:
         The error of this rank so far.
     """
-    content = array.content.reshape(-1) if isinstance(array.content, np.ndarray) else array.content()
-    bounds = array.bounds or ()
-    parts = [OwnPart(array.record, bounds, part) for part in parts_of(array.owners, communicator.rank)]
+    gathered = communicator.all_gather_object([(offset, one.part, one.head) for offset, one in several])
+    heads: dict[int, list[bytes]] = {}
+    for offset, _, head in sorted(itertools.chain.from_iterable(gathered)):
+        heads.setdefault(offset, []).append(head)
     if error is None:
         try:
-            for one in parts:
-                write_pieces(descriptor, offset, array.record, content, pieces, one, checksums)
-        except Exception as caught:
-            error = caught
-    # Each rank is given the bytes after its parts that are in their last pages.
-    gathered = communicator.all_gather_object([(one.part, one.head) for one in parts])
-    heads = [head for _, head in sorted(itertools.chain.from_iterable(gathered))]
-    if error is None:
-        try:
-            for one in parts:
-                write_at(descriptor, one.following(heads), offset + one.end)
+            for offset, one in several:
+                write_at(descriptor, one.following(heads[offset]), offset + one.end)
         except OSError as caught:
             return caught
     return error
@@ -258,10 +281,10 @@ def write_pieces(
         descriptor: The open file.
         offset: First byte of the dataset in the file.
         record: The dataset.
-        content: The flattened array, or what reads it.
-        pieces: This rank's.
+        content: The flattened array, or a function that reads it.
+        pieces: The pieces of this rank.
         own: Where this rank can read only parts, one of them: the pieces of the others are left out.
-        checksums: To be completed.
+        checksums: The checksums by number, to which those of the pieces are added.
     """
     first, itemsize = 0 if own is None else own.first, record.dtype.itemsize
     for number, start, stop in pieces:
@@ -271,15 +294,20 @@ def write_pieces(
         low, high = start // itemsize, -(-stop // itemsize)
         read = content[low:high] if isinstance(content, np.ndarray) else content(low - first, high - first)
         if read.shape != (high - low,) or read.dtype.newbyteorder("=") != record.dtype:
-            raise CheckpointError(
-                f"{record.path!r}: expected {high - low} elements of dtype {record.dtype}, as the variable says, got "
-                f"shape {read.shape} and dtype {read.dtype}"
-            )
+            raise unlike_elements(record, high - low, read)
         data = np.ascontiguousarray(read, record.dtype).view(np.uint8).data
         data = data[start - low * itemsize : stop - low * itemsize]
-        checksums[number, start] = zlib.crc32(data), len(data)
+        checksums[number, start] = crc32(data), len(data)
         data, position = (data, start) if own is None else own.take(data, start)
         write_at(descriptor, data, offset + position)
+
+
+def unlike_elements(record: Record, count: int, read: AnyArray) -> CheckpointError:
+    """Local. The error for an array that was read, and is not `count` elements of the record's dtype."""
+    return CheckpointError(
+        f"{record.path!r}: expected {count} elements of dtype {record.dtype}, as the variable says, got shape "
+        f"{read.shape} and dtype {read.dtype}"
+    )
 
 
 def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: DirectoryWork) -> float:
@@ -320,15 +348,9 @@ def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: Direct
 
 
 def _verify_share(file: SavedFile, wanted: set[str], rank: int, size: int) -> None:
-    contents = file.contents
-    dealt = deal(contents.records, rank, size)
-    for record, offset, pieces in zip(contents.records, contents.offsets, dealt, strict=True):
-        if record.path not in wanted:
-            continue
-        for number, start, stop in pieces:
-            data = read_at(file.opened.descriptor, stop - start, offset + start)
-            if zlib.crc32(data) != contents.checksums[number]:
-                raise DamagedCheckpointError(
-                    f"{contents.path!r} is damaged: bytes [{start}, {stop}) of {record.path!r} do not have the "
-                    f"checksum they were written with. {WAY_OUT}"
-                )
+    buffer, opened = memoryview(bytearray(PIECE_BYTES)), file.opened
+    records = file.contents.records
+    for number, (record, pieces) in enumerate(zip(records, deal(records, rank, size), strict=True)):
+        if record.path in wanted:
+            first = opened.first_piece(number)
+            opened.verify(number, [piece.number - first for piece in pieces], buffer)

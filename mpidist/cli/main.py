@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import shlex
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mpidist import launch
+from mpidist.cli.checkpoints.commands import checkpoint
 from mpidist.cli.doctor.finding import Finding, Report
 from mpidist.cli.doctor.machine import find_obstacle, look
 from mpidist.cli.slurm.lint import lint
 from mpidist.cli.slurm.sbatch import Job, Site, read_program, read_site, started, write_script
-from mpidist.cli.texts import read_text, write
+from mpidist.cli.texts import AS_JSON, read_text, write
+from mpidist.cli.trace.commands import print_trace
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.cluster.slurm.host_list import expand
 from mpidist.comm.group.opening import open_communicator
@@ -34,7 +39,14 @@ _LONGEST_SECONDS = 120
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="mpidist")
 def main() -> None:
-    """The programming model of tf.distribute on MPI."""
+    """The programming model of tf.distribute on MPI.
+
+    `mpidist COMMAND --help` says more of each command.
+    """
+
+
+main.add_command(checkpoint)
+main.add_command(print_trace)
 
 
 @main.command(
@@ -44,17 +56,22 @@ def main() -> None:
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Number of ranks.")
 @click.option("--fault-tolerant", is_flag=True, help="Other ranks survive the death of one.")
 @click.option("--hosts", default="", metavar="A,N[1-3],...", help="Hosts to run on; default: this one, or Slurm's.")
+@AS_JSON
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def print_launch_line(ranks: int, fault_tolerant: bool, hosts: str, command: tuple[str, ...]) -> None:
+def print_launch_line(
+    ranks: int, fault_tolerant: bool, hosts: str, as_json: bool, command: tuple[str, ...]
+) -> None:
     """Print the line that starts COMMAND (default: python train.py) with this machine's MPI."""
     names = _hosts(hosts)
     try:
         words = started(read_program(command or ("train.py",)))
-        line = launch_line(find_starter(), ranks, words, names, survives=fault_tolerant)
+        starter = find_starter()
+        line = launch_line(starter, ranks, words, names, survives=fault_tolerant)
     except (MpidistError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     _warn_of_own_options(words)
-    write(f"{line}\n")
+    found = {"line": line, "words": shlex.split(line), "library": starter.library, "ranks": ranks}
+    write(json.dumps(found, indent=1) + "\n" if as_json else f"{line}\n")
 
 
 def _warn_of_own_options(words: Sequence[str]) -> None:
@@ -84,15 +101,59 @@ def _hosts(text: str) -> list[str]:
     return names
 
 
+@main.command(
+    "run", short_help="Run a program on all ranks, and start it again after a death.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="Number of ranks; default: one per core, or Slurm's.")
+@click.option("--hosts", default="", metavar="A,N[1-3],...", help="Hosts to run on; default: this one, or Slurm's.")
+@click.option("--ntasks-per-node", type=click.IntRange(1), help="Ranks on each host; further hosts are spare.")
+@click.option("--max-restarts", default=10, show_default=True, type=click.IntRange(0))
+@click.option("--restart-errors", is_flag=True, help="Restart after an exception of the program, too.")
+@click.option("--min-ranks", type=click.IntRange(1), help="Continue with this many ranks after a host was lost.")
+@click.option("--mpi", "kind", default="", metavar="KIND", help="Kind for srun --mpi; default: by the MPI at hand.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def run_program(  # noqa: PLR0913  # the options of a job
+    ranks: int | None,
+    hosts: str,
+    ntasks_per_node: int | None,
+    max_restarts: int,
+    restart_errors: bool,
+    min_ranks: int | None,
+    kind: str,
+    program: tuple[str, ...],
+) -> None:
+    """Run PROGRAM, as in `mpidist run -n 8 train.py`, on all ranks, and start it again when a rank dies.
+
+    The program restores its last checkpoint. The exit code is the program's; 42 where it was preempted, or where too
+    few hosts are left; 1 where it dies again and again.
+    """
+    # By name: other commands do without it.
+    run: Any = importlib.import_module("mpidist.cli.run.command")
+    try:
+        # Also where its environment is not activated, so that PATH has another interpreter or none.
+        words = started(read_program(program), sys.executable)
+        _warn_of_own_options(words)
+        crew = run.gather(_hosts(hosts), ranks, ntasks_per_node, kind)
+        code = run.run(crew, words, max_restarts, restart_errors, min_ranks)
+    except (MpidistError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(code)
+
+
 @main.command("lint", short_help="Find the known traps in job scripts for sbatch.")
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def print_findings(scripts: tuple[Path, ...]) -> None:
+@AS_JSON
+def print_findings(scripts: tuple[Path, ...], as_json: bool) -> None:
     """Find the known traps in job SCRIPTS for sbatch, each with what to write instead; the exit code is then 1."""
     try:
         found = [(script, finding) for script in scripts for finding in lint(read_text(script, "replace"))]
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    write("".join(f"{script}:{finding.line}: {finding.text}\n" for script, finding in found))
+    if as_json:
+        write(json.dumps([{"script": str(script), **finding._asdict()} for script, finding in found], indent=1) + "\n")
+    else:
+        write("".join(f"{script}:{finding.line}: {finding.text}\n" for script, finding in found))
     if found:
         raise click.exceptions.Exit(1)
 
@@ -108,6 +169,7 @@ def print_findings(scripts: tuple[Path, ...]) -> None:
 @click.option("--time", default="01:00:00", show_default=True, help="The job's limit, in a form of Slurm's.")
 @click.option("--job-name", default="", help="Default: the program's name.")
 @click.option("--requeue", is_flag=True, help="Slurm may requeue the job, and sends SIGUSR1 before its end.")
+@click.option("--restart", is_flag=True, help="Start again within the job when a rank dies or a node is lost.")
 @click.option("--site", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Site settings, as TOML.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def print_script(  # noqa: PLR0913  # the options of a job
@@ -118,6 +180,7 @@ def print_script(  # noqa: PLR0913  # the options of a job
     time: str,
     job_name: str,
     requeue: bool,
+    restart: bool,
     site: Path | None,
     program: tuple[str, ...],
 ) -> None:
@@ -128,7 +191,7 @@ def print_script(  # noqa: PLR0913  # the options of a job
     """
     try:
         words = read_program(program)
-        job = Job(words, nodes, ntasks_per_node, gpus_per_node, cpus_per_task, time, job_name, requeue)
+        job = Job(words, nodes, ntasks_per_node, gpus_per_node, cpus_per_task, time, job_name, requeue, restart)
         chosen = Site() if site is None else read_site(site)
         text = write_script(job, chosen, "" if chosen.mpi else _library())
     except (MpidistError, ValueError) as error:
@@ -145,7 +208,7 @@ def _library() -> str:
         raise LauncherError(f"{error}; or name srun's kind in the file of --site: mpi = \"pmix\"") from None
 
 
-@main.command("worker", short_help="Join a running job of parameter servers, in the place of a lost worker.")
+@main.command("worker", short_help="Replace a lost worker of a job of parameter servers.")
 @click.option("--join", "directory", required=True, metavar="DIRECTORY", help="The `join_directory` of the job.")
 def join_job(directory: str) -> None:
     """Join a running job of parameter servers as a worker, in the place of one that is lost.
@@ -161,8 +224,8 @@ def join_job(directory: str) -> None:
     sys.exit(code)
 
 
-@main.command("doctor", short_help="Check this machine and the ranks; say what is wrong, and how to fix it.")
-@click.option("--json", "as_json", is_flag=True, help="For programs, and for tickets.")
+@main.command("doctor", short_help="Say what is wrong with this machine or the ranks, and the fix.")
+@AS_JSON
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums.")
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")
 @click.option("--clean", is_flag=True, help="Remove files that killed jobs of MPICH have left in /dev/shm.")

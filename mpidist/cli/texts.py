@@ -1,4 +1,4 @@
-"""Texts of commands: files and output are UTF-8 in any locale, and what cannot be read or written is one line."""
+"""Texts of commands: files and output are UTF-8 in any locale, and errors of reading and writing are one line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import sys
 from pathlib import Path
 
 import click
+
+# Of every command whose output a program may read.
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs and tickets.")
+
+
+def is_colored() -> bool:
+    """Local. Whether output may have colors: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def read_text(path: Path, errors: str = "strict") -> str:

@@ -23,9 +23,10 @@ class DetectionRow(NamedTuple):
 
     Attributes:
         name: A name for the log.
-        applies: Returns whether this process's environment describes a cluster of these ranks; local.
+        applies: A function that returns whether this process's environment describes a cluster of these ranks; local.
         enough: `any` or `all`: whether one rank is enough to which it applies.
-        resolve: Makes the resolver for the ranks; the second argument says whether they take servers; collective.
+        resolve: A function that makes the resolver for the ranks; the second argument says whether they take servers;
+            collective.
     """
 
     name: str

@@ -45,11 +45,11 @@ class EarlySignals:
         self._mask: set[Any] | None = None
 
     def begin(self, numbers: tuple[signal.Signals, ...], *, asks: bool) -> None:
-        """Local. Note these signals from now on, in the main thread; one that the program handles already stays its.
+        """Local. Note these signals from now on, in the main thread, except those that the program handles already.
 
         Args:
             numbers: The signals.
-            asks: Whether Slurm is asked, when one has come, if the job can be queued again.
+            asks: Whether Slurm is asked, when a signal has come, if the job can be requeued.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -62,7 +62,7 @@ class EarlySignals:
             call_before(self._on_call)
 
     def take(self, number: int, _: FrameType | None = None) -> None:
-        """Local. Note a signal, or give it up."""
+        """Local. Note a signal; if no handler has been made in time, let it have the effect that it would have had."""
         if self._lets_go or time.monotonic() > self._began + MOST_SECONDS:
             self._came.append(number)
             self.release()
@@ -95,7 +95,7 @@ class EarlySignals:
         """Local. Leave a signal to a handler that is about to be set.
 
         Returns:
-            Whether it has come.
+            Whether the signal has come.
         """
         if number not in self._previous:
             return False
@@ -103,7 +103,7 @@ class EarlySignals:
         return number in self._came
 
     def release(self) -> None:
-        """Local. Put back what was there, and raise again what has come."""
+        """Local. Restore the earlier handlers, and raise again the signals that have come."""
         came, self._came = [number for number in dict.fromkeys(self._came) if number in self._previous], []
         for number in list(self._previous):
             self._put_back(number)

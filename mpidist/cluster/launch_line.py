@@ -102,6 +102,17 @@ def launch_line(
     Raises:
         UnavailableError: No such line is known: for this MPI, or with several ranks on a host.
     """
+    return shlex.join(launch_words(starter, ranks, command, hosts, survives=survives))
+
+
+def launch_words(
+    starter: Starter, ranks: int, command: Sequence[str], hosts: Sequence[str] = (), *, survives: bool = False
+) -> list[str]:
+    """Local. The words of `launch_line`, with the same arguments.
+
+    Raises:
+        UnavailableError: See `launch_line`.
+    """
     if starter.library == "Open MPI":
         words = _open_mpi(starter, ranks, hosts, survives)
     elif starter.library == "MPICH":
@@ -113,7 +124,7 @@ def launch_line(
         )
     else:
         words = [starter.program]
-    return shlex.join([*words, "-n", str(ranks), *command])
+    return [*words, "-n", str(ranks), *command]
 
 
 def _open_mpi(starter: Starter, ranks: int, hosts: Sequence[str], survives: bool) -> list[str]:
@@ -129,7 +140,7 @@ def _open_mpi(starter: Starter, ranks: int, hosts: Sequence[str], survives: bool
             words += ["--rtos", "error-nonzero-status=0"]
     if hosts:
         words += ["--host", _dealt(hosts, ranks)]
-    elif ranks > _count_cores() and not starter.in_slurm:
+    elif ranks > count_cores() and not starter.in_slurm:
         words.append("--oversubscribe")
     return words
 
@@ -162,8 +173,8 @@ def _dealt(hosts: Sequence[str], ranks: int) -> str:
     return ",".join(f"{host}:{count}" for host, count in zip(hosts, counts, strict=True) if count)
 
 
-def _count_cores() -> int:
-    """The number of cores as Open MPI counts them: two threads of one core are one."""
+def count_cores() -> int:
+    """Local. The number of cores as Open MPI counts them: two threads of one core are one."""
     allowed = os.sched_getaffinity(0)
     cores = {
         path.read_text() for number in allowed
@@ -220,7 +231,7 @@ def warn_of_deaths(communicator: Communicator) -> bool:
         communicator: All ranks.
 
     Returns:
-        Whether it is certain that the other ranks live on.
+        Whether it is certain that the other ranks survive.
     """
     is_one_host = len({process.host for process in communicator.processes}) == 1
     told = communicator.all_gather_object((survives_deaths(), ends_with_others(loaded_device(), is_one_host)))

@@ -29,17 +29,17 @@ def _nothing() -> None:
 
 
 class Notice:
-    """The knowledge of this rank of the job's end.
+    """A notice of the job's end, as this rank knows it.
 
     Args:
         clock: A monotonic clock in seconds.
 
     Attributes:
-        reason: A number of `checkpoint.termination`, `SIGNALLED` and more; 0 while there is no notice.
-        since: When that was known first, by the clock.
+        reason: A number of `preemption.termination`, `SIGNALLED` and more; 0 while there is no notice.
+        since: The time of the first reason, by the clock.
         error: The error of the user's function.
-        is_closed: Whether no notice is wanted any more.
-        on_first: Called after the first reason, at any moment and in any thread.
+        is_closed: Whether later notices are ignored.
+        on_first: A function that is called after the first reason, at any moment and in any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class Notice:
             self.on_first()
 
     def take(self) -> int:
-        """Local. The reason, which is forgotten: the next one is noted again."""
+        """Local. Return the reason and forget it: the next one is noted again."""
         reason, self.reason = self.reason, 0
         return reason
 
@@ -81,7 +81,7 @@ class _Signals:
         self._deaths = 0
 
     def tell(self, notice: Notice, numbers: Sequence[signal.Signals]) -> None:
-        """Local. Let a notice know of signals from now on.
+        """Local. Report signals to a notice from now on.
 
         Raises:
             ValueError: This is not the main thread.
@@ -136,7 +136,7 @@ class _Signals:
         self._unblock()
 
     def silence(self, notice: Notice) -> None:
-        """Local. Let a notice know of no signal any more; where it was the last one, signals are as before."""
+        """Local. Report no more signals to a notice; after the last notice, the earlier handlers are restored."""
         for number_, heard in self._notices.items():
             self._notices[number_] = [one for one in heard if one() not in (None, notice)]
             if not self._notices[number_]:

@@ -29,14 +29,14 @@ class Backend(Resource, Protocol):
         communicator: The ranks.
         combines_halves: Whether the backend combines float16 and bfloat16, and booleans under MIN and MAX, as they are,
             with sums of halves added in float32. Otherwise the front converts them to float32 and uint8.
-        wraps_integers: Whether SUM and PROD of integers are left to the backend, where they may wrap: a user's own way
-            may be another operation. Otherwise the front lets none wrap; see `front.integer_sums`.
+        wraps_integers: Whether SUM and PROD of integers are left to the backend, where they may wrap: a user's own
+            algorithm may be another operation. Otherwise the front lets none wrap; see `front.integer_sums`.
         takes_device_arrays: Whether the backend takes CuPy arrays as well as NumPy's.
         divides_means: Whether the backend divides by the number of ranks under MEAN. Otherwise MEAN is a SUM here, and
             the front divides.
         compares_calls: Whether the backend lets the ranks of a node compare their calls, by the barrier of the node or
             by `CallOrder.look_ahead`. Otherwise the front does.
-        makes_calls: Whether it may make further calls over the same ranks, since it runs code of the program's.
+        makes_calls: Whether it may make further calls over the same ranks, since it runs code of the program.
     """
 
     communicator: Communicator
@@ -109,4 +109,13 @@ class Backend(Resource, Protocol):
             Whether it was done; the same on every rank.
         """
         del source, total, op  # This default has allocated nothing.
+        return False
+
+    def mean_allocated(self, array: AnyArray) -> bool:
+        """Collective. Replace arrays by their mean, divided, if they are the same piece of arrays from `allocate`.
+
+        Returns:
+            Whether it was done; the same on every rank.
+        """
+        del array  # This default has allocated nothing.
         return False

@@ -36,10 +36,10 @@ class Collective(Protocol):
         """Collective. Combine the arrays of all ranks; every rank gets the result.
 
         Args:
-            array: Same shape and dtype on every rank. Not changed, unless `in_place`.
+            array: The array, of the same shape and dtype on every rank. It is not changed, unless `in_place`.
             op: The operation. `MEAN` divides the sum by the number of ranks; the `MEAN` of integers is float64. `MIN`
                 and `MAX` give NaN where any rank has one.
-            in_place: Write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
+            in_place: Whether to write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
 
         Returns:
             An array of the shape of `array` and of its dtype, except for `MEAN` of integers; a new array unless
@@ -77,7 +77,7 @@ class Collective(Protocol):
         """Collective. Give the array of rank `root` to every rank.
 
         Args:
-            array: Same shape and dtype on every rank. Only the values of rank `root` are used.
+            array: The array, of the same shape and dtype on every rank. Only the values of rank `root` are used.
             root: The rank whose values are used.
 
         Returns:
@@ -94,8 +94,9 @@ class Collective(Protocol):
         """Collective. Concatenate the arrays of all ranks along `axis`, in the order of the ranks.
 
         Args:
-            array: At least one dimension. Sizes may differ between ranks along `axis` only, and may be 0 there.
-            axis: -ndim to ndim - 1.
+            array: The array, of at least one dimension. Sizes may differ between ranks along `axis` only, and may be 0
+                there.
+            axis: The dimension along which to concatenate, -ndim to ndim - 1.
 
         Returns:
             A new array, the same on every rank.
@@ -167,7 +168,7 @@ def check_reducible(array: AnyArray, op: ReduceOp) -> None:
 
 
 def check_movable(array: AnyArray) -> None:
-    """Local. Raise TypeError if the array holds references to objects, which say nothing to another process."""
+    """Local. Raise TypeError if the array holds references to objects, which have no meaning in another process."""
     if array.dtype.hasobject:
         raise TypeError(
             f"arrays of dtype {array.dtype} hold Python objects and cannot be sent, got one of shape {array.shape}: "
@@ -220,7 +221,7 @@ def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
     """Local. The gathered axis as a number from 0. All ranks raise the same error or none does.
 
     Args:
-        described: Shape, dtype and axis of each rank; the same list on every rank.
+        described: The shape, dtype and axis of each rank; the same list on every rank.
 
     Raises:
         MismatchError: They differ in more than the sizes along the axis.

@@ -26,8 +26,8 @@ class Cores(NamedTuple):
     """The cores of a process.
 
     Attributes:
-        allowed: Their numbers.
-        quota: The tightest one; None without a limit.
+        allowed: The numbers of the cores.
+        quota: The smallest quota; None without a limit.
     """
 
     allowed: frozenset[int]

@@ -16,7 +16,7 @@ def at_first_use(module: str, name: str) -> Any:
 
     Args:
         module: The full name of the module.
-        name: A function of it, or a class that is only called.
+        name: The name of a function in it, or of a class that is only called.
     """
     @functools.cache
     def find() -> Any:

@@ -12,12 +12,12 @@ _NAP_SECONDS = 0.001
 
 
 class Going(Protocol):
-    """A coordinator."""
+    """The part of a coordinator that this module uses."""
 
     strategy: Any
 
     def go_on(self) -> None:
-        """Local. Take what has come."""
+        """Local. Process the messages that have arrived."""
         ...
 
 
@@ -25,8 +25,8 @@ def keep_going(given: Going, lock: Any) -> None:
     """Local. Let a coordinator process messages whenever it is not in use, until it or its strategy is deleted.
 
     Args:
-        given: The coordinator.
-        lock: Held by the thread that uses it.
+        given: The coordinator, which the thread does not keep alive.
+        lock: The lock that a thread holds while it uses the coordinator.
     """
     # A thread that held it would keep a coordinator that the program has dropped.
     arguments = weakref.ref(given), lock

@@ -25,8 +25,8 @@ class Use(NamedTuple):
     """A name that a function uses: a global variable, or one of those of `kind`.
 
     Attributes:
-        space: Where it is bound.
-        name: Itself.
+        space: The namespace in which the name is bound.
+        name: The name.
         value: The object to which it was bound when the function was sent.
         kind: The kind, for the texts of errors.
     """
@@ -76,7 +76,7 @@ class Uses:
         self._spaces = [(space, frozenset(space)) for space in spaces]
 
     def changed(self) -> Use | None:
-        """Local. A name that is bound to something else by now, or was not there then; None if there is none."""
+        """Local. A name that is now bound to another object, or is new since the function was sent; else None."""
         for one in self._uses:
             if one.space.get(one.name, one.value) is not one.value:
                 return one

@@ -216,7 +216,7 @@ class ClusterCoordinator(FixedAttributes):
         """Local. Let each worker make a value of its own, which stays there.
 
         Args:
-            fn: Makes it.
+            fn: A function that makes it.
             args: Its arguments.
             kwargs: Its keyword arguments.
         """
@@ -292,7 +292,7 @@ class ClusterCoordinator(FixedAttributes):
         return variable
 
     def _step(self) -> None:
-        """Go on for a moment, or wait for a message."""
+        """Process one message, or wait a short time for one."""
         if self._membership.failure is not None:
             self._raise_failure(self._membership.failure)
         if self._chief.is_deciding:
@@ -304,20 +304,20 @@ class ClusterCoordinator(FixedAttributes):
         self._membership.look(has_read_all=has_read_all)
 
     def _act(self) -> bool:
-        """Take a waiting message, or run a function where this process is the worker; whether there was one."""
+        """Process a received message, or run a function where this process is the worker; return whether it did."""
         # An interrupt comes between two messages: half of one would leave the queue in no state of its own.
         with self._station.whole:
             return self._station.step() or (self._chief.is_one_process and self.strategy.work_here())
 
     def _end_round(self) -> bool:
-        """Let waiting updates count if no other one comes before the program continues; whether there were any."""
+        """Apply waiting updates if no other one comes before the program continues; return whether there were any."""
         with self._station.whole:
             actions = self._queue.end_round()
             self._chief.do(actions)
         return bool(actions)
 
     def _catch_up(self) -> None:
-        """Take what has come, without waiting."""
+        """Process the messages that have arrived, without waiting."""
         while self._act():
             pass
         self._membership.look()
@@ -337,7 +337,7 @@ class ClusterCoordinator(FixedAttributes):
             self._membership.look(has_read_all=False)
 
     def _look(self) -> None:
-        """Go on where no thread does while the program does something else, and no function runs."""
+        """Process a message in a job of one process, which has no background thread, unless a function is running."""
         if self._chief.is_one_process and self._chief.here() is self._chief and not self.strategy.is_closed:
             self._act()
 

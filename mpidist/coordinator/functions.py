@@ -29,9 +29,10 @@ class Naming(NamedTuple):
     """The naming of objects.
 
     Attributes:
-        handle_of: Gives the handle of an object; None: it is sent by its content. It raises TypeError for what must not
-            be sent.
-        name_of: Gives what a worker must have been sent before the handle of an object, in order.
+        handle_of: A function that returns the handle of an object, or None for an object that is sent by its content.
+            It raises TypeError for an object that must not be sent.
+        name_of: A function that returns the names that a worker must have received before the handle of an object, in
+            order.
         note_drop: Lets workers discard a function when the object that represents it is dropped.
     """
 
@@ -41,7 +42,7 @@ class Naming(NamedTuple):
 
 
 class _NoValueError(Exception):
-    """An error where what is sent takes a result."""
+    """Carries the error of a function whose result is used by what is to be sent."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -52,7 +53,7 @@ class _SentDataset(NamedTuple):
     """A dataset that was sent.
 
     Attributes:
-        number: The number of it.
+        number: The number of the dataset.
         names: The names that a worker must have received; its own is the last.
         held: The objects that it captures.
     """
@@ -208,7 +209,7 @@ class SentFunctions:
         return handle
 
     def _dataset(self, given: Dataset) -> _SentDataset:
-        """A dataset travels once, as a function does, and is what it was then."""
+        """Send a dataset once, as a function; later changes of it have no effect."""
         if given not in self._datasets:
             held: list[object] = []
             code = dump_arguments((given.pipeline, given.options()), self._holding(held))

@@ -26,7 +26,7 @@ class LateBuilds:
         strategy: The strategy of the chief.
         chief: The chief.
         station: The station of the chief.
-        find: Gives the variable of a handle.
+        find: A function that returns the variable of a handle.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LateBuilds:
         return key
 
     def take(self, sender: int, message: Message) -> None:
-        """Local. Note a worker that asks."""
+        """Local. Note that a worker asks for an optimizer."""
         if isinstance(message, Call):
             self._asked.append((sender, message))
         if self._is_one_process:
@@ -72,14 +72,14 @@ class LateBuilds:
 
         Args:
             key: The number of the optimizer.
-            handles: The variables, if it is not built.
+            handles: The handles of the variables on which it is built, unless it is built already.
 
         Returns:
             The number of its plan, and the variables of the plan, dumped with handles that describe them.
 
         Raises:
             Exception: See `Optimizer.build`.
-            RuntimeError: The program has dropped it.
+            RuntimeError: The program has deleted the optimizer.
         """
         optimizer = self._optimizers.get(key)
         if optimizer is None:

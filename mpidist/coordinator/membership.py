@@ -25,11 +25,11 @@ class Membership:
         chief: The chief of the strategy: its queue has the workers.
         data_sets: The datasets of workers.
         builds: Answers what workers ask.
-        closure_timeout: The coordinator's option, for texts.
+        closure_timeout: The coordinator's option, for the texts of errors.
 
     Attributes:
-        failure: Why the coordinator cannot continue: that all workers are lost, for instance. Every later call raises
-            it.
+        failure: The error because of which the coordinator cannot continue: all workers are lost, for instance. Every
+            later call raises it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Membership:
         """Local. Answer workers that ask, and note workers that are lost, and workers that join.
 
         Args:
-            has_read_all: Whether no message is left that may say that a worker has ended what it did.
+            has_read_all: Whether all messages were read by which a worker may have reported the end of a function.
 
         Raises:
             DeadRankError: There is no worker any more, and none can join.
@@ -108,7 +108,7 @@ class Membership:
             )
 
     def _let_join(self, invitation: Invitation, now: float) -> None:
-        """Let those work that have joined, and answer those that ask for a place."""
+        """Give work to workers that have joined, and answer those that ask for a place."""
         with self._station.whole:
             # A worker that has arrived gets its work before another one can get its place.
             for rank in invitation.arrived():

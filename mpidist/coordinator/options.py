@@ -18,7 +18,7 @@ class CoordinatorOptions(NamedTuple):
     max_deaths: int = MAX_DEATHS
 
     def checked(self, *, is_synchronous: bool) -> CoordinatorOptions:
-        """Local. The same.
+        """Local. These options, after a check of their types and ranges.
 
         Args:
             is_synchronous: Whether the strategy makes synchronous steps.

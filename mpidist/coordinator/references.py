@@ -57,7 +57,7 @@ class Names:
         """Local. See `Naming.handle_of`.
 
         Raises:
-            TypeError: It must not be sent.
+            TypeError: The object must not be sent.
         """
         if type(given) in _PLAIN:
             return None
@@ -104,7 +104,7 @@ class Names:
         return self._names[kind, number]
 
     def discard(self, kind: str, number: int) -> None:
-        """Local. Forget what the program has dropped."""
+        """Local. Forget an object that the program has deleted."""
         self._names.pop((kind, number), None)
 
 

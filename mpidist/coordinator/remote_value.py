@@ -20,10 +20,11 @@ class RemoteValue:
 
     Args:
         number: The number of the closure.
-        wait: Returns when the function of a number has ended.
-        find: Gives the object of a handle in the result.
+        wait: A function that returns when the function of a number has ended.
+        find: A function that returns the object of a handle in the result.
         look: Runs waiting functions, in a job of one process.
-        note_told: Called with the end of a function whose error the program has received.
+        note_told: A function that is called with the end of a scheduled function, once its error was raised in the
+            program.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class PerWorkerValues:
 
     Args:
         number: The number of the resource.
-        iterate: Makes the result of `iter`; None if these are no datasets.
+        iterate: A function that makes the result of `iter`; None if these are no datasets.
     """
 
     def __init__(
@@ -144,8 +145,8 @@ class PerWorkerIterator(PerWorkerValues):
     Args:
         number: The number of the resource.
         at_end: Whether iterators have ended on all workers, by their number.
-        state: Gives what a checkpoint saves, by their number.
-        load_state: Takes it back, by their number.
+        state: A function that returns what a checkpoint saves, by their number.
+        load_state: A function that takes it back, by their number.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class PerWorkerIterator(PerWorkerValues):
         """Local. Let workers continue where others were, also if there are more of them or fewer.
 
         Raises:
-            CheckpointError: The state of something else.
+            CheckpointError: The saved state is not that of workers' iterators.
             RuntimeError: Functions that take these iterators have not ended.
         """
         self._load_state(self.number, saved)

@@ -35,7 +35,7 @@ class Absent(NamedTuple):
     """The lack of any worker.
 
     Attributes:
-        since: When that was seen.
+        since: The time at which it was noticed, by the clock of `ChiefWaits`.
     """
 
     since: float
@@ -48,7 +48,7 @@ class ChiefWaits:
     """The waits of the chief: `with` surrounds each one.
 
     Args:
-        closures: Theirs are the workers.
+        closures: The closures of the coordinator, with their workers.
         place_of: The name of a rank, and its process.
         invitation: The invitation of the chief, if others may join.
         clock: The clock of the watchdog and of the closures, in seconds.
@@ -78,7 +78,7 @@ class ChiefWaits:
         self._since, self._busy = None, []
 
     def show(self) -> None:
-        """Local. Show the watchdog's thread what others do; it must not look itself, while things change."""
+        """Local. Copy for the watchdog's thread what the workers do, so that it never reads what is being changed."""
         now = self._clock()
         if now - self._shown > _SHOW_SECONDS:
             self._absent = None if self._closures.workers else self._absent or Absent(now)

@@ -81,14 +81,14 @@ class DataSets:
         return self._make(OwnIterator, (dataset,), {}, values)
 
     def joined(self, rank: int, before: Sequence[int]) -> dict[int, Work]:
-        """Local. Let a worker that joins read on where the one before in its place has stopped.
+        """Local. Let a worker that joins continue the data of the lost worker whose place it takes.
 
         Args:
             rank: The worker.
             before: The ranks that had its place, which are lost.
 
         Returns:
-            What makes its iterators, by their numbers; it makes others like a worker of the beginning.
+            The work that makes its iterators, by their numbers; it makes all others as the first workers did.
         """
         index, works = self._workers.index(rank), {}
         fresh = PassPart(len(self._workers), index)

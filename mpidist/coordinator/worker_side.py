@@ -40,8 +40,8 @@ def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
     """Local. Call the function that makes a dataset.
 
     Args:
-        dataset_fn: The user's.
-        place: Which worker this is; for a function with an argument that has no default.
+        dataset_fn: The user's function.
+        place: The place of this worker, for a function that has an argument without a default.
 
     Raises:
         TypeError: It returns no dataset.
@@ -60,7 +60,7 @@ def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
 def resume(
     dataset: Any, dataset_fn: Callable[..., Any] | Dataset, place: InputContext, parts: Mapping[int, Sequence[PassPart]]
 ) -> OwnIterator:
-    """Local. The iterator over what a checkpoint says is left of a pass.
+    """Local. The iterator over the rest of a pass, as a checkpoint describes it.
 
     Args:
         dataset: This worker's own, which continues with the next pass.

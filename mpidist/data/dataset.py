@@ -72,9 +72,9 @@ class Dataset(BaseDataset):
         """Local. Apply a function to each element.
 
         Args:
-            map_func: Returns an element. It gets the components of a tuple as several arguments, and after `batch` a
-                whole global batch. Its result must not depend on the number or the order of its calls: ranks call it
-                for different elements, and a thread may call it ahead of the program.
+            map_func: A function that returns an element. It gets the components of a tuple as several arguments, and
+                after `batch` a whole global batch. Its result must not depend on the number or the order of its calls:
+                ranks call it for different elements, and a thread may call it ahead of the program.
             num_parallel_calls: Number of threads that call the function at the same time; AUTOTUNE chooses. Elements
                 keep their order, and an error is raised in its place. The last number given before `batch` holds for
                 all functions before `batch`, and likewise after it. Threads help where `map_func` lets other threads
@@ -98,9 +98,9 @@ class Dataset(BaseDataset):
         Args:
             buffer_size: Number of elements (over arrays: of row numbers) in the buffer. A buffer that holds the whole
                 dataset gives a uniform permutation.
-            seed: The order depends on it and on the number of the iteration, never on the number of ranks. None draws
-                a seed; a distributed dataset uses that of rank 0 on all ranks. Inside the function of `interleave` and
-                the reader of `from_files` the seed follows from one that the outer dataset has drawn.
+            seed: The seed of the order, which depends on it and on the number of the iteration, never on the number of
+                ranks. None draws a seed; a distributed dataset uses that of rank 0 on all ranks. Inside the function of
+                `interleave` and the reader of `from_files` the seed follows from one that the outer dataset has drawn.
             reshuffle_each_iteration: Whether each iteration, and each repetition of `repeat`, has another order.
 
         Raises:
@@ -124,7 +124,7 @@ class Dataset(BaseDataset):
 
         Args:
             batch_size: Number of elements in a batch; under a strategy the global batch size.
-            drop_remainder: Leave out a last batch that is smaller.
+            drop_remainder: Whether to leave out a last batch that is smaller.
             num_parallel_calls: Kept for code written for tf.data; it changes nothing.
             deterministic: Kept for code written for tf.data. The order is always the same.
         """

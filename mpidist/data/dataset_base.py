@@ -158,7 +158,7 @@ class BaseDataset(FixedAttributes):
                 even where each rank takes a `shard` of the list itself.
 
         Raises:
-            FileNotFoundError: Nothing matches.
+            FileNotFoundError: No file matches.
             TypeError: `file_pattern` is no name and no list of names.
         """
         names = resolve_file_names(file_pattern)
@@ -183,11 +183,11 @@ class BaseDataset(FixedAttributes):
 
         Args:
             files: See `list_files`.
-            reader: Called with a name. It returns a dataset, an array or a tuple or dictionary of arrays (whose rows
-                are the examples), or an iterable of examples. Ready readers are `mpidist.data.read_npy`, `read_npz`
-                and `hdf5_reader(...)`. If the reader has a method `count_examples(name)`, the number of examples is
-                known, and ranks exchange nothing while they iterate; `read_npy` and `hdf5_reader(...)` can count,
-                too. The method is called when the dataset is distributed, once for each file that the rank reads.
+            reader: A function of a name that returns a dataset, an array or a tuple or dictionary of arrays (whose rows
+                are the examples), or an iterable of examples. Ready readers are `mpidist.data.read_npy`, `read_npz` and
+                `hdf5_reader(...)`. If the reader has a method `count_examples(name)`, the number of examples is known,
+                and ranks exchange nothing while they iterate; `read_npy` and `hdf5_reader(...)` can count, too. The
+                method is called when the dataset is distributed, once for each file that the rank reads.
             cycle_length: Number of files that are open at a time.
             block_length: Number of examples that are read from a file in its turn.
 

@@ -109,8 +109,8 @@ class DeathWatch:
         """Local. Begin to watch.
 
         Args:
-            on_death: Called in a new thread after the first death, and after each death of a process of `needed`.
-            ask_mpi: Returns the names of ranks whose death an error of MPI reports; empty for any other error.
+            on_death: The function for the first death, and for each death of a process of `needed`; in a new thread.
+            ask_mpi: The function that returns the names of ranks whose death an error of MPI reports, or none.
         """
         self._on_death = on_death
         self._ask_mpi = ask_mpi
@@ -284,7 +284,7 @@ class DeathWatch:
 
         Args:
             number: The number of a signal that has a handler.
-            function: Called in a new thread, in addition to the functions of earlier calls.
+            function: A function that is called in a new thread, in addition to the functions of earlier calls.
         """
         self._heard.setdefault(number, []).append(function)
         if self._bell == -1:

@@ -22,15 +22,24 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from types import TracebackType
-from typing import NamedTuple
 
-from mpidist.errors import is_shared
+from mpidist.errors import is_interrupt, is_shared
 from mpidist.failures.deaths import DISCOVERY_SECONDS, WATCH, Process, describe
-from mpidist.failures.exit_code import INTERRUPTED, end_later, forget, number_of, was_left, watch_code
+from mpidist.failures.exit_code import (
+    INTERRUPTED,
+    end_later,
+    expect_code,
+    forget,
+    number_of,
+    tell_dead,
+    tell_end,
+    was_left,
+)
 from mpidist.failures.exit_code import code as code_of_program
-from mpidist.failures.farewell import FAREWELLS, LAST, leave_together
+from mpidist.failures.farewell import FAREWELLS, LAST, await_survivors, leave_together
+from mpidist.failures.farewell import MpiFunctions as MpiFunctions
 from mpidist.failures.interrupts import INTERRUPTS
 from mpidist.failures.launcher_socket import LauncherSocket
 from mpidist.failures.startup.names import Speaker
@@ -57,22 +66,6 @@ class _Exit(SystemExit):
     """The SystemExit that mpidist's `sys.exit` raises. Unlike SystemExit itself it can have a weak reference."""
 
 
-class MpiFunctions(NamedTuple):
-    """The functions of MPI that an ending needs.
-
-    Attributes:
-        abort: Ends all ranks: `MPI.COMM_WORLD.Abort`.
-        is_finalized: Returns whether the program has finalized MPI itself.
-        finalize: Finalizes MPI, where that is not left to mpi4py.
-        find_dead: Returns the names of the ranks whose death an error of MPI reports.
-    """
-
-    abort: Callable[[int], None]
-    is_finalized: Callable[[], bool]
-    finalize: Callable[[], None]
-    find_dead: Callable[[BaseException], Sequence[str]]
-
-
 class _Ending:
     """The hooks of one process; see `install`."""
 
@@ -97,10 +90,10 @@ class _Ending:
     ) -> None:
         """Print an uncaught exception and end the job; after a death, end this process alone."""
         if os.getpid() != self.process:
-            self.code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+            self.code = INTERRUPTED if is_interrupt(error) else 1
             self.previous_hook(kind, error, trace)
             return
-        if self.stands_apart and not isinstance(error, KeyboardInterrupt) and not WATCH.learn(error):
+        if self.stands_apart and not is_interrupt(error) and not WATCH.learn(error):
             say(f"{self.place} failed; the training continues\n{self._traceback(kind, error, trace)}")
             self.code, self.has_failed = 1, True
             return
@@ -115,23 +108,25 @@ class _Ending:
                 why = f"cannot continue: {describe(mourned)}" if mourned else f"failed, {end}"
                 say(f"{self.place} {why}\n{self._traceback(kind, error, trace)}")
             # `at_exit` ends the process, after the program's exit functions.
-            self.code, self.has_failed = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, True
+            self.code, self.has_failed = INTERRUPTED if is_interrupt(error) else 1, True
             end_later(HANDLING_SECONDS)
             return
-        if isinstance(error, KeyboardInterrupt):
+        if is_interrupt(error):
             # The rank that ends the job reports this; rank 0 is first.
             time.sleep(TURN_SECONDS if self.rank else 0)
-            self._end(INTERRUPTED, "interrupted")
+            self._end(INTERRUPTED, "interrupted", error)
             return  # MPICH's abort may return before its launcher ends this process
         if self.rank != 0:
             # Ranks proceed in their order; the first one ends the job.
             turn = TURN_SECONDS * (1 + self.rank / self.size)
             time.sleep(GRACE_SECONDS + turn if is_shared(error) else turn)
-        self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}")
+        self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}", error)
 
     def mourned(self) -> list[str]:
         """The names of the dead that this rank cannot continue without."""
-        return [name for one, name in WATCH.dead.copy().items() if not self.tolerates_deaths or one in WATCH.needed]
+        dead = [name for one, name in WATCH.dead.copy().items() if not self.tolerates_deaths or one in WATCH.needed]
+        tell_dead(dead)
+        return dead
 
     def _traceback(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
         """The text of an exception; empty where a hook of the user's prints it."""
@@ -228,7 +223,8 @@ class _Ending:
             # MPI may detect the death, and return.
             if dead and not done.wait(DISCOVERY_SECONDS):
                 say(f"{self.place} leaves MPI_Finalize: {', '.join(dead)} died in it, after the end of the program")
-                self.end_process(1)
+                tell_dead(dead)
+                self.end_process(1, leaves_dead=True)
 
     def wait_at_end(self, seconds: float) -> None:
         """Report once why this rank waits at its end, or end the job.
@@ -238,12 +234,13 @@ class _Ending:
         """
         limit, place = limit_seconds(), f"{self.place} has ended"
         if seconds > LEFT_SECONDS and (why := INTERRUPTS.why_awaited()):
-            self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}")
+            self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}", hangs=True)
         if self.stands_apart:
             return
         # The lowest rank that waits reports and ends the job. Another rank does so if the job has not ended then.
         if limit and seconds > limit + (0 if WATCHDOG.is_first_to_end() else LATER_SECONDS):
-            self._end(1, f"{place} and has waited {limit:g} s for other ranks, the job ends{WATCHDOG.tell_late()}")
+            text = f"{place} and has waited {limit:g} s for other ranks, the job ends{WATCHDOG.tell_late()}"
+            self._end(1, text, hangs=True)
         if not self.has_explained and seconds > warn_seconds() and WATCHDOG.is_first_to_end():
             self.has_explained = True
             say(
@@ -252,10 +249,7 @@ class _Ending:
             )
 
     def on_death(self) -> None:
-        """End this process if its own thread does not: it may be in a call of MPI that never returns.
-
-        A background thread calls this.
-        """
+        """End this process, in a background thread: its own one may be in a call of MPI that never returns."""
         time.sleep(DISCOVERY_SECONDS)
         if WATCH.was_raised:
             time.sleep(HANDLING_SECONDS)
@@ -272,25 +266,31 @@ class _Ending:
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
             self.end_process(1)
 
-    def end_process(self, code: int) -> None:
+    def end_process(self, code: int, *, leaves_dead: bool = False) -> None:
         """End this process without MPI_Finalize, which would wait without end for dead ranks."""
         logging.shutdown()
         flush()
+        if not (mourned := self.mourned()) and not leaves_dead:
+            tell_end(code)
         if (WATCH.gone or (WATCH.dead and self.tolerates_deaths)) and os.getpid() == self.process:
             # Several ranks may end now. None may mistake the launcher's signal for a death.
             self.launcher_socket.close(lets_live=True)
+        if mourned and os.getpid() == self.process:
+            await_survivors(WATCHDOG.page, WATCHDOG.peers())
         time.sleep(FORWARD_SECONDS)
         os._exit(code)
 
     def end_interrupted(self, aborts: bool, text: str) -> None:
         """End the job, since this rank was interrupted and its call does not return."""
         say(f"{self.place} {text}")
+        tell_end(INTERRUPTED, text, ends_job=True)
         self.give_up(aborts, INTERRUPTED)
 
     def give_up(self, aborts: bool, code: int = 1) -> None:
         """End the job, since this rank can never continue. A background thread calls this after the report."""
         # Another thread may hold the lock of a stream without end.
         end_later(EXIT_SECONDS)
+        tell_end(code, ends_job=True, hangs=True)
         flush()
         time.sleep(FORWARD_SECONDS)
         if aborts:
@@ -298,8 +298,9 @@ class _Ending:
         WATCHDOG.end_others()
         os._exit(code)
 
-    def _end(self, code: int, text: str) -> None:
+    def _end(self, code: int, text: str, error: BaseException | None = None, *, hangs: bool = False) -> None:
         flush()
+        tell_end(code, text, error, ends_job=True, hangs=hangs)
         if text:
             say(text)
             time.sleep(FORWARD_SECONDS)
@@ -368,24 +369,21 @@ def agree_on_exit() -> None:
 
     All ranks call this at the same point of the program.
     """
+    expect_code()
     for ending in _installed:
         ending.is_agreed = True
 
 
 def stand_apart() -> None:
     """Local. Let this rank, an evaluator, end no others from now on: after an error or exit code it waits for them."""
+    expect_code()
     for ending in _installed:
         ending.stands_apart = True
 
 
 def exit_code() -> int:
-    """Local. The code with which this process ends: 0 until it has failed. `tell_code` must have been called before."""
+    """Local. The code with which this process ends: 0 until it has failed. `exit_code.watch_code` comes before."""
     return _installed[0].known_code() if _installed else code_of_program()
-
-
-def tell_code() -> None:
-    """Local. Make `exit_code` return the code of a SystemExit, too."""
-    watch_code()
 
 
 def leave() -> None:

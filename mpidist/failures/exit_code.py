@@ -8,8 +8,9 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 # The code of a program that SIGINT has ended: 128 and the number of the signal.
 INTERRUPTED = 130
@@ -115,6 +116,56 @@ def code() -> int:
 def number_of(given: object) -> int:
     """Local. The exit code of `sys.exit(given)`, as the parent of the process sees it."""
     return given & 0xFF if isinstance(given, int) else int(given is not None)
+
+
+class Observer(Protocol):
+    """An object that is told of the end of this process; see `failures.restart.rank`."""
+
+    def on_opened(self) -> None:
+        """Local. The first communicator is open."""
+        ...
+
+    def on_dead(self, names: Iterable[str]) -> None:
+        """Local. These ranks have died."""
+        ...
+
+    def on_end(self, code: int, error: BaseException | None, text: str, *, ends_job: bool, hangs: bool) -> None:
+        """Local. The process ends with a code, by this exception, if any; `ends_job`: so do all; `hangs`: they hung."""
+        ...
+
+
+OBSERVERS: list[Observer] = []
+_expected: list[bool] = []
+
+
+def tell_end(
+    code: int, text: str = "", error: BaseException | None = None, *, ends_job: bool = False, hangs: bool = False
+) -> None:
+    """Local. Tell the observers of the end of this process; see `Observer.on_end`."""
+    for observer in OBSERVERS:
+        observer.on_end(code, error, text, ends_job=ends_job, hangs=hangs)
+
+
+def tell_dead(names: Iterable[str]) -> None:
+    """Local. Tell the observers of deaths."""
+    for observer in OBSERVERS:
+        observer.on_dead(names)
+
+
+def tell_opened() -> None:
+    """Local. Tell the observers that a communicator of several ranks is open."""
+    for observer in OBSERVERS:
+        observer.on_opened()
+
+
+def expect_code() -> None:
+    """Local. Note that an exit code of this process is no failure of the job from now on."""
+    _expected.append(True)
+
+
+def is_code_expected() -> bool:
+    """Local. Whether an exit code of this process is no failure of the job."""
+    return bool(_expected)
 
 
 def end_later(seconds: float) -> None:

@@ -6,9 +6,31 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpidist.failures.deaths import DISCOVERY_SECONDS, WATCH, Process
+from mpidist.failures.peers import Peer
+from mpidist.recorder.rank_page import Page
+
+# A survivor whose program is in a call of MPI speaks after `DISCOVERY_SECONDS`; then its exit functions run.
+_SURVIVOR_SECONDS = DISCOVERY_SECONDS + 2.0
+
+
+class MpiFunctions(NamedTuple):
+    """The functions of MPI that an ending needs.
+
+    Attributes:
+        abort: Ends all ranks: `MPI.COMM_WORLD.Abort`.
+        is_finalized: A function that returns whether the program has finalized MPI itself.
+        finalize: Finalizes MPI, where that is not left to mpi4py.
+        find_dead: A function that returns the names of the ranks whose death an error of MPI reports.
+    """
+
+    abort: Callable[[int], None]
+    is_finalized: Callable[[], bool]
+    finalize: Callable[[], None]
+    find_dead: Callable[[BaseException], Sequence[str]]
+
 
 _numbers = itertools.count()
 
@@ -67,7 +89,32 @@ def leave_together(farewells: Sequence[Farewell], wait: Callable[[float], None])
             wait(now - begin)
     except Exception as error:
         # Open MPI with fault tolerance reports a death when a request is tested.
-        if WATCH.learn(error):
-            return False
-        raise
+        if not WATCH.learn(error):
+            raise
+        # The other survivors may hear of it from the kernel only. The launcher would end them with this rank before
+        # they have printed what they know.
+        time.sleep(max(0.0, (died or time.monotonic()) + DISCOVERY_SECONDS - time.monotonic()))
+        return False
     return True
+
+
+def await_survivors(page: Page | None, peers: Iterable[Peer]) -> None:
+    """Local. After a death, wait until the other survivors of this host are about to end, but not for long.
+
+    A launcher may end the other ranks when the first of them ends with an exit code: before they have printed what they
+    know, or in their exit functions.
+
+    Args:
+        page: The page of this rank.
+        peers: The other ranks that this one can see.
+    """
+    if page is None:
+        return
+    page.said = True
+    end, pause = time.monotonic() + _SURVIVOR_SECONDS, 0.01
+    others = [one for one in peers if one.page is not None]
+    while (
+        others := [one for one in others if not (one.page and one.page.said) and not WATCH.may_have_ended(one.key)]
+    ) and time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)

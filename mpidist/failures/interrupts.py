@@ -98,6 +98,7 @@ class Interrupts:
         self._has_ranks = False
         self._process = 0
         self._raises_now = False
+        self._may_raise: Callable[[], bool] | None = None
         # The time of the handler's last run, and the number of its runs. `_signals` numbers the received signals.
         self._handled = -math.inf
         self._handlings = 0
@@ -108,6 +109,8 @@ class Interrupts:
         self._timer: threading.Timer | None = None
         self._expects_until = -math.inf
         self._end_job: Callable[[str], None] = lambda _: None
+        # The calls in which the program itself computes, for any time.
+        self._patient: set[int] = set()
 
     def add(self, order: Order) -> None:
         """Local. Protect the calls of a communicator from interrupts; the first call of this installs the handler.
@@ -145,6 +148,31 @@ class Interrupts:
             self._expects_until = time.monotonic() + PATIENCE_SECONDS
         self._ask(asked=False)
         raise KeyboardInterrupt
+
+    def pass_on(self, may_raise: Callable[[], bool] | None = None) -> None:
+        """Local. Raise KeyboardInterrupt in the main thread.
+
+        Args:
+            may_raise: Whether it is raised although a thread is in a call: a call of another thread, which has ended,
+                has delivered it on all ranks.
+        """
+        self._raises_now, self._may_raise = True, may_raise
+        # Send a signal: `interrupt_main` would not end a sleep.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def be_patient(self, order: Order, *, patient: bool) -> None:
+        """Local. Let an interrupt wait for the end of the present call for any time, or no longer than others.
+
+        A second interrupt ends the job.
+
+        Args:
+            order: The calls of the communicator.
+            patient: Whether it waits.
+        """
+        if patient:
+            self._patient.add(order.identity)
+        else:
+            self._patient.discard(order.identity)
 
     def forget(self) -> None:
         """Local. Drop interrupts that were not raised yet, and expect none."""
@@ -201,10 +229,12 @@ class Interrupts:
             signal.default_int_handler(number, frame)
         self._handled = time.monotonic()
         self._handlings += 1
-        if self._handled < self._expects_until:
+        if self._handled < self._expects_until and not self._raises_now:
             self._expects_until = -math.inf
             return
         inside = self._inside()
+        if self._raises_now and self._may_raise is not None and self._may_raise():
+            inside = None
         if inside is None and (self._raises_now or self.is_asked or not self._has_ranks):
             self._raises_now = False
             self._ask(asked=False)
@@ -217,6 +247,7 @@ class Interrupts:
         elif self.is_asked and not self._raises_now:
             self._end("was interrupted twice")
         elif not self.is_asked:
+            self._raises_now = False
             self._ask(asked=True)
             self._wait(inside)
 
@@ -236,10 +267,8 @@ class Interrupts:
             return
         inside = self._inside()
         if inside is None and self._count_across() == count:
-            self._raises_now = True
-            # Send a signal: `interrupt_main` would not end a sleep.
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        elif inside is not None and inside is order and inside.number == number:
+            self.pass_on()
+        elif inside is not None and inside is order and inside.number == number and not self._patient:
             self._end(f"was interrupted, and its call has not ended within {PATIENCE_SECONDS:g} s")
         else:
             # The rank makes calls: one of them will synchronize all ranks.
@@ -266,7 +295,7 @@ class Interrupts:
             self._is_stuck = False
         if is_handled():
             self._handlings = max(self._handlings, number)
-        elif self._inside() is not None:
+        elif self._inside() is not None and not self._patient:
             self._end(f"was interrupted, and its call has not ended within {PATIENCE_SECONDS:g} s")
 
     def _end(self, why: str) -> None:

@@ -58,7 +58,7 @@ class Lives:
 
         Args:
             number: The number of a process that was just alive.
-            on_end: Called once in a background thread when the process has ended.
+            on_end: A function that is called once in a background thread when the process has ended.
         """
         with self._lock:
             self._watched.append((number, self._life(number), on_end))

@@ -50,7 +50,7 @@ class Budget:
         return _PAUSES * cost * sharers
 
     def is_free(self, sharers: int = 1, *, after: float = 0.0) -> bool:
-        """Local. Whether the pause after the last look is over.
+        """Local. Whether the pause after the last look has passed.
 
         Args:
             sharers: See `pause`.

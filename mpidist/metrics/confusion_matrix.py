@@ -53,14 +53,14 @@ def count_pairs(labels: AnyArray, predicted: AnyArray, weights: AnyArray, count:
     Args:
         labels: Class numbers.
         predicted: Class numbers, in the same shape.
-        weights: Likewise.
+        weights: The weight of each example, in the same shape.
         count: Number of classes.
 
     Returns:
         Shape (count, count), in host memory.
 
     Raises:
-        ValueError: A number is none of a class.
+        ValueError: A number is not that of a class.
     """
     rows, columns = _classes("y_true", labels, count), _classes("y_pred", predicted, count)
     found = np.bincount(rows * count + columns, weights.reshape(-1), count * count)

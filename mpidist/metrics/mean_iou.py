@@ -23,7 +23,7 @@ class MeanIoUMeasure:
         num_classes: Number of classes.
         ignore_class: Values of this true class do not count.
         sparse_y_true: Whether labels are class numbers; else the highest of a dimension of classes counts.
-        sparse_y_pred: Likewise of predictions.
+        sparse_y_pred: Whether predictions are class numbers; else the highest of a dimension of classes counts.
         axis: The dimension of the classes.
     """
 
@@ -90,7 +90,7 @@ def MeanIoU(
         dtype: The dtype of the result; see `Metric`.
         ignore_class: Values whose `y_true` is this number, which need not be a class, do not count.
         sparse_y_true: If False, `y_true` has a dimension of classes, and the class with the highest value counts.
-        sparse_y_pred: Likewise for `y_pred`.
+        sparse_y_pred: If False, `y_pred` has a dimension of classes, and the class with the highest value counts.
         axis: The dimension of the classes.
 
     Returns:

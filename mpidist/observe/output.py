@@ -16,7 +16,7 @@ class Beside(NamedTuple):
 
     Attributes:
         descriptor: The descriptor of what stderr was before.
-        heading: Gives a line that says what the program is doing.
+        heading: A function that returns a line that says what the program is doing.
     """
 
     descriptor: int

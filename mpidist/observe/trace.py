@@ -2,39 +2,48 @@
 
 Each rank writes a file of its own, line by line. At the end the first rank puts them together in `DIR/timeline.json`,
 and prints which rank waited for which, and how long. After a job that ended badly `python -m mpidist.observe.trace DIR`
-does so.
+does so. `mpidist trace DIR` says where the time of each rank went.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from threading import get_ident
+from typing import Any, TextIO, TypeVar
 
 from mpidist import launch
 from mpidist.observe.output import say
 
 VARIABLE = "MPIDIST_TRACE"
 TIMELINE = "timeline.json"
+# The name of the reads of batches.
+INPUT = "input"
 # Seconds between two writes of lines to the file; the last write is at the end.
 _WRITE_SECONDS = 1.0
 # Waits below this are not worth a line.
 _SHOWN_SECONDS = 0.001
-# The number for closures: no rank waits in them for another one.
-_NO_COMMUNICATOR = 0
+# The number for closures and input: no rank waits in them for another one.
+NO_COMMUNICATOR = 0
+
+T = TypeVar("T")
+
+# A text in JSON.
+_quoted = functools.lru_cache(1024)(json.dumps)
 
 
 class Trace:
     """The timeline of this process. There is one object of a process, `TRACE`.
 
     Attributes:
-        folder: Where it is written; None where no timeline is wanted.
+        folder: The folder to which it is written; None where no timeline is wanted.
     """
 
     def __init__(self) -> None:
@@ -44,6 +53,8 @@ class Trace:
         self._file: TextIO | None = None
         self._written = 0.0
         self._process = os.getpid()
+        # Read once: a launcher's variables are many, and a call is noted in microseconds.
+        self._rank: int | None = None
         # A monotonic clock, common to all processes of a host.
         self._offset = time.time_ns() - time.perf_counter_ns()
 
@@ -51,9 +62,32 @@ class Trace:
         """Local. The time in nanoseconds since 1970."""
         return time.perf_counter_ns() + self._offset
 
-    def add(self, **event: Any) -> None:
-        """Local. Note a call that has ended."""
-        self._lines.append(json.dumps({"rank": launch.world_rank(), **event}))
+    def add(  # noqa: PLR0913  # what a line says
+        self, name: str, begin: int, *, thread: int, size: int = 0, where: str = "", depth: int = 0,
+        communicator: int = NO_COMMUNICATOR, number: int = 0, attempt: int | None = None,
+    ) -> None:
+        """Local. Note a call that has ended now.
+
+        Args:
+            name: Its name.
+            begin: The time at which it began, as `now` gives it.
+            thread: Where it ran.
+            size: The bytes of its array; 0 where that is not known.
+            where: The line of the program; empty where that is not known.
+            depth: The number of calls in which it was made.
+            communicator: The number of its communicator.
+            number: Its number there, or that of a closure.
+            attempt: How often a closure was given to a worker.
+        """
+        if self._rank is None:
+            self._rank = launch.world_rank()
+        # Not by `json.dumps`, which takes as long as all the rest: only texts need it, and most are those of before.
+        more = "" if attempt is None else f', "attempt": {attempt}'
+        self._lines.append(
+            f'{{"rank": {self._rank}, "name": {_quoted(name)}, "bytes": {size}, "begin": {begin}, "end": {self.now()}, '
+            f'"where": {_quoted(where)}, "thread": {thread}, "depth": {depth}, "communicator": {communicator}, '
+            f'"number": {number}{more}}}'
+        )
         if time.monotonic() - self._written > _WRITE_SECONDS:
             self.write()
 
@@ -61,16 +95,32 @@ class Trace:
         """Local. Note a closure that has ended, on its worker.
 
         Args:
-            function: Its name.
-            begin: The time.
-            thread: Where it ran.
+            function: The name of its function.
+            begin: The time at which it began, as `now` returns it.
+            thread: The thread in which it ran.
             number: The number of the closure.
             attempt: How often it was given to a worker.
         """
-        self.add(
-            name=function, bytes=0, begin=begin, end=self.now(), where="", thread=thread, depth=0,
-            communicator=_NO_COMMUNICATOR, number=number, attempt=attempt,
-        )
+        self.add(function, begin, thread=thread, number=number, attempt=attempt)
+
+    def timed(self, name: str, function: Callable[[], T]) -> Callable[[], T]:
+        """Local. Give the function, each of whose calls is noted; the function itself where no timeline is wanted.
+
+        Args:
+            name: A name for the timeline.
+            function: The function, which communicates with nobody.
+        """
+        if self.folder is None:
+            return function
+
+        def noted() -> T:
+            begin = self.now()
+            try:
+                return function()
+            finally:
+                self.add(name, begin, thread=get_ident())
+
+        return noted
 
     def write(self) -> None:
         """Local. Write what was noted since the last time."""
@@ -95,7 +145,7 @@ class Trace:
                     self._file.close()
 
     def finish(self) -> None:
-        """Local. Once all ranks have written: the first one merges the timelines, and prints which ranks waited."""
+        """Local. On the first rank, when all ranks have written: merge the timelines, and print which ranks waited."""
         is_open = self._file is not None and os.getpid() == self._process
         if self.folder is not None and is_open and launch.world_rank() == 0:
             with contextlib.suppress(OSError):
@@ -106,7 +156,7 @@ def join(folder: Path) -> str:
     """Local. Put the timelines of all ranks together.
 
     Args:
-        folder: The one with their files.
+        folder: The folder with their files.
 
     Returns:
         Lines about which rank waited for which, and how long.
@@ -138,16 +188,17 @@ def join(folder: Path) -> str:
 
 
 def _waits(events: Iterable[dict[str, Any]]) -> list[str]:
-    calls: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    # By name, too: calls that open communicators all have one number.
+    calls: dict[tuple[int, int, str], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
-        if event["depth"] == 0 and event["communicator"] != _NO_COMMUNICATOR:
-            calls[event["communicator"], event["number"]].append(event)
+        if event["depth"] == 0 and event["communicator"] != NO_COMMUNICATOR:
+            calls[event["communicator"], event["number"], event["name"]].append(event)
     waited: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for meeting in calls.values():
         last = max(meeting, key=lambda event: event["begin"])
         for event in meeting:
             seconds = (min(event["end"], last["begin"]) - event["begin"]) / 1e9
-            if event is not last and seconds > 0:
+            if event["rank"] != last["rank"] and seconds > 0:
                 waited[event["rank"]][last["rank"]] += seconds
     lines = []
     for rank, others in sorted(waited.items()):

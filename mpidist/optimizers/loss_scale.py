@@ -30,9 +30,9 @@ class LossScaleOptimizer(FixedAttributes):
 
     Args:
         inner_optimizer: The optimizer that applies the unscaled gradients.
-        initial_scale: Above 0.
-        dynamic_growth_steps: At least 1.
-        name: Shown in errors.
+        initial_scale: The first scale, above 0.
+        dynamic_growth_steps: The number of updates in a row after which the scale is doubled, at least 1.
+        name: A name for the texts of errors.
 
     Raises:
         ValueError: The scale or the number of steps is out of range.

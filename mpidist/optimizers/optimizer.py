@@ -24,11 +24,12 @@ from mpidist.optimizers.requirements import (
     require_updatable,
     wholes,
 )
-from mpidist.optimizers.saving import RATE, load_slot, read_slots, renewed, require_names
+from mpidist.optimizers.saving import RATE, read_slots, renewed, require_names, slot_loads
+from mpidist.variables.reading import load_all
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule
-from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OUTER_MOMENTUM, OptimizerOptions
+from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OUTER_MOMENTUM, OUTER_STEPS, OptimizerOptions
 from mpidist.variables.update.parts import by_parts
 from mpidist.variables.variable import BaseVariable, Gradient, UpdatePlan, by_number, common_home
 
@@ -44,7 +45,7 @@ class Optimizer(FixedAttributes):
     Args:
         kernel: The arithmetic, for instance of `mpidist.optimizers.SGD`.
         learning_rate: A number, or a schedule: a function of the step, counted from 0.
-        name: Shown in errors.
+        name: A name for the texts of errors.
         options: Clipping, weight decay, accumulation and averaging; see `OptimizerOptions`.
 
     Only these attributes, and `name`, may be set. To set another one, or one that does not exist, is an AttributeError.
@@ -176,9 +177,10 @@ class Optimizer(FixedAttributes):
 
         Args:
             grads_and_vars: Pairs (gradient, variable).
-            scale: The same on every rank.
+            scale: The factor of the loss, the same on every rank.
             skip_gradients_aggregation: See `apply_gradients`.
-            then: Called with the result before an interrupt is possible, unless the call only accumulates.
+            then: A function that is called with the result before an interrupt is possible, unless the call only
+                accumulates.
 
         Returns:
             Whether the variables were updated, the same on every rank; None for a call that only accumulates.
@@ -323,7 +325,7 @@ class Optimizer(FixedAttributes):
     @property
     def may_lack(self) -> frozenset[str]:
         """Local. Entries of the state that are missing in checkpoints of earlier versions and of other options."""
-        return frozenset({RATE, MASTER_COPY, OUTER_MOMENTUM, *self._older})
+        return frozenset({RATE, MASTER_COPY, OUTER_MOMENTUM, OUTER_STEPS, *self._older})
 
     @property
     def plan(self) -> UpdatePlan | None:
@@ -379,8 +381,7 @@ class Optimizer(FixedAttributes):
         group, older, owner = plan.variables[0].group, self._older, self.name
         tree = together(group, f"reading the state of {owner}", lambda: read_slots(plan, saved, older, owner))
         plan.load(tree)
-        for name, targets in plan.slots.items():
-            load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
+        load_all(group, slot_loads(plan.slots, tree, self._initial), f"restoring the state of {owner}")
 
     def _number(self, variable: BaseVariable) -> int:
         number = self._numbers.get(id(variable))

@@ -44,13 +44,13 @@ def rate_at(learning_rate: float | Schedule, iteration: int, owner: str) -> floa
 
 
 def no_rate(given: object, learning_rate: float | Schedule, iteration: int, owner: str) -> TypeError:
-    """Local. The error for something that is no learning rate; `given` is what came of it, the others as `rate_at`."""
+    """Local. The error for a value that is no learning rate; `given` is its description, the others as in `rate_at`."""
     source = f"its schedule {learning_rate!r} at step {iteration}" if callable(learning_rate) else "`learning_rate`"
     return TypeError(f"{owner}: the learning rate must be a number, got {described(given)} from {source}")
 
 
 def refused_rate(rate: float, learning_rate: float | Schedule, iteration: int, owner: str) -> ValueError:
-    """Local. The error for a rate that is negative, or no number; the arguments as of `rate_at`."""
+    """Local. The error for a rate that is negative or NaN; for the arguments see `rate_at`."""
     way_out = "look at what the schedule divides by" if math.isnan(rate) else "it must not be negative"
     return ValueError(
         f"{owner}: expected a learning rate, got {rate} from {learning_rate!r} at step {iteration}: {way_out}"

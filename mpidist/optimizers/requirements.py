@@ -114,15 +114,15 @@ def require_updatable(
     """Local. The variable, if an optimizer with this kernel and these options can update it.
 
     Args:
-        variable: To be updated.
+        variable: The variable that the optimizer is to update.
         kernel: The optimizer's arithmetic.
         options: The optimizer's options.
         owner: The optimizer, for the errors.
 
     Raises:
-        TypeError: Something that is no ON_WRITE variable of floating dtype.
-        ValueError: A variable of another strategy than the current one; or one with sparse gradients, and an optimizer
-            that needs all of its rows.
+        TypeError: `variable` is no ON_WRITE variable of a floating dtype.
+        ValueError: The variable is of another strategy than the current one, or has sparse gradients, and the optimizer
+            needs all of its rows.
     """
     if not isinstance(variable, BaseVariable) or variable.synchronization is not VariableSynchronization.ON_WRITE:
         raise TypeError(f"{owner} updates ON_WRITE variables of mpidist, got {variable!r}")
@@ -153,7 +153,7 @@ def callback(then: Then, owner: str) -> Then:
     """Local. The function that a step calls at its end, or None; a TypeError for anything else.
 
     Args:
-        then: The argument.
+        then: The argument of the program.
         owner: The optimizer, for the error.
     """
     if then is not None and not callable(then):
@@ -162,7 +162,7 @@ def callback(then: Then, owner: str) -> Then:
 
 
 def wholes(variables: Sequence[BaseVariable]) -> list[BaseVariable]:
-    """Local. The variables, each once, in the place of the shards among them those that they are shards of."""
+    """Local. The variables, each once; a shard is replaced by the variable of which it is a part."""
     # One that is named twice stays twice: that is for others to refuse.
     found: list[BaseVariable] = []
     for one in variables:

@@ -11,7 +11,14 @@ from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.variables.update.arithmetic import AVERAGE
 from mpidist.variables.update.halves import MASTER_COPY, state_dtype
-from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OUTER_MOMENTUM
+from mpidist.variables.update.options import (
+    ACCUMULATED,
+    ACCUMULATES,
+    COMPRESSION,
+    OUTER_MOMENTUM,
+    OUTER_STEPS,
+    PartialState,
+)
 from mpidist.variables.update.parts import initial
 from mpidist.variables.variable import BaseVariable, Read, Slot, UpdatePlan, by_number
 
@@ -25,8 +32,14 @@ class Saved(Protocol):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    casts: bool
+
     def read(self, start: int, stop: int) -> AnyArray:
         """Local. Elements [start, stop) of the flattened array."""
+        ...
+
+    def read_as(self, dtype: np.dtype[Any]) -> Read:
+        """Local. Reads like `read`, where it `casts` in another dtype."""
         ...
 
     def numpy(self) -> AnyArray:
@@ -39,7 +52,7 @@ class _Renewed:
 
     Args:
         saved: The array.
-        factor: It is multiplied with it.
+        factor: The number by which its elements are multiplied.
     """
 
     def __init__(self, saved: Saved, factor: float) -> None:
@@ -47,6 +60,11 @@ class _Renewed:
         self._factor = factor
         self.shape = saved.shape
         self.dtype = saved.dtype
+        self.casts = saved.casts
+
+    def read_as(self, dtype: np.dtype[Any]) -> Read:
+        """Local. See `Saved.read_as`."""
+        return lambda start, stop: self.read(start, stop).astype(dtype) if self.casts else self.read(start, stop)
 
     def read(self, start: int, stop: int) -> AnyArray:
         """Local. See `Saved.read`."""
@@ -69,10 +87,10 @@ def renewed(saved: Mapping[str, Any], older: Mapping[str, tuple[str, float]]) ->
 
     Args:
         saved: The optimizer's tree in the checkpoint.
-        older: By the name of a slot, of the kernel's `older_slots`: the name that it had in checkpoints of earlier
-            versions, and the factor that makes the one of the other.
+        older: The kernel's `older_slots`: for the name of a slot the name that it had in checkpoints of earlier
+            versions, and the factor by which its values there are multiplied.
     """
-    tree = dict(saved)
+    tree = PartialState(saved) if isinstance(saved, PartialState) else dict(saved)
     for name, (former, factor) in older.items():
         if former in tree and name not in tree and isinstance(tree[former], Mapping):
             tree[name] = {
@@ -86,13 +104,13 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
     """Local. Raise CheckpointError unless a checkpoint holds the state of such an optimizer.
 
     Args:
-        names: In the checkpoint.
+        names: The names of the state in the checkpoint.
         slots: Names of the optimizer's slots.
         owner: The optimizer, for the error.
         accumulates: Whether it accumulates gradients.
     """
-    # A missing or outdated copy is taken from the variable itself, and a missing momentum begins with zeros.
-    names = names - {MASTER_COPY, OUTER_MOMENTUM}
+    # A missing or outdated copy is taken from the variable itself, and a missing momentum or count begins with zeros.
+    names = names - {MASTER_COPY, OUTER_MOMENTUM, OUTER_STEPS}
     expected = {"iterations", *slots, *([ACCUMULATED, ACCUMULATES] if accumulates else [])}
     # Before the first step there are no slots to save.
     if names not in (expected, {"iterations"}):
@@ -106,18 +124,20 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner:
     """Local. Find what a checkpoint holds for each variable, by the path that the variable has in it.
 
     Args:
-        saved: The optimizer's tree in the checkpoint. What is held by number, as in checkpoints without the variables
-            and in those of before paths were stored, stays so.
+        saved: The optimizer's tree in the checkpoint. Entries by number, as in checkpoints without the variables and in
+            those of versions that stored no paths, stay as they are.
         variables: The variables of the optimizer, in their order.
         owner: For the error.
 
     Returns:
-        The tree, with the numbers of variables, as strings, in the place of paths. Where all is held by paths, a
-        variable of which there is nothing has None, and what is of none of these variables is left out.
+        The tree, with the numbers of variables, as strings, in the place of paths. Where all entries are by path, a
+        variable without an entry gets None, and entries of other variables are left out.
 
     Raises:
-        CheckpointError: State of variables that are not among these, where others may wait to be restored.
+        CheckpointError: The checkpoint has state of other variables than these, and may hold state of variables that
+            are made later.
     """
+    is_partial = isinstance(saved, PartialState)
     tree: dict[str, Any] = {}
     for name, entries in saved.items():
         if not isinstance(entries, Mapping):
@@ -132,7 +152,7 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner:
         by_path = not any(map(str.isdecimal, entries))
         # One that was not restored may be one of the others, which comes late.
         is_whole = all(v.saved_as for v in variables)
-        if (others and not (by_path and is_whole)) or len(set(keys.values())) < len(keys):
+        if (others and not (by_path and is_whole) and not is_partial) or len(set(keys.values())) < len(keys):
             here = [f"{v.name!r}, " + (f"saved as {v.saved_as!r}" if v.saved_as else "not restored") for v in variables]
             raise CheckpointError(
                 f"{owner}: expected {name!r} of its own variables ({'; '.join(here[:8])}), the checkpoint also holds "
@@ -163,9 +183,7 @@ def require_slots(
             # An average does not begin with a constant.
             if array is None and str(number) in arrays and name != AVERAGE:
                 continue
-            # Earlier versions saved the state of half precision in the variable's dtype.
-            dtype = None if array is None else state_dtype(array.dtype)
-            if array is None or tuple(array.shape) != target.shape or dtype != target.dtype:
+            if not _fits(array, target):
                 got = "nothing" if array is None else f"shape {tuple(array.shape)} and dtype {array.dtype}"
                 variable = variables[number].saved_as or variables[number].name
                 raise CheckpointError(
@@ -173,6 +191,26 @@ def require_slots(
                     f"{target.dtype}, the checkpoint has {got}. Build the optimizer on the variables that it was saved "
                     "with"
                 )
+
+
+def _fits(array: Saved | None, target: BaseVariable) -> bool:
+    if array is None or tuple(array.shape) != target.shape:
+        return False
+    # Earlier versions saved the state of half precision in the variable's dtype.
+    return state_dtype(array.dtype) == target.dtype or array.casts
+
+
+def _without_unfit(slots: Mapping[str, Slot], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The value that `numbered` returns, with None for what is missing or does not fit."""
+    tree = dict(saved)
+    for name, targets in slots.items():
+        if isinstance(tree.get(name), Mapping):
+            numbers = {str(number): target for number, target in by_number(targets).items()}
+            tree[name] = {
+                number: array if _fits(array := tree[name].get(number), target) else None
+                for number, target in numbers.items()
+            }
+    return tree
 
 
 def read_slots(
@@ -187,9 +225,11 @@ def read_slots(
         owner: The optimizer, for the errors.
 
     Raises:
-        CheckpointError: The state of other variables, or of other shapes.
+        CheckpointError: The state is that of other variables, or of other shapes.
     """
     tree = numbered(renewed(saved, older), plan.variables, owner)
+    if isinstance(saved, PartialState):
+        tree = _without_unfit(plan.slots, tree)
     require_slots(plan.slots, tree, plan.variables, owner)
     if isinstance(tree.get(ACCUMULATES), Mapping):
         tree[ACCUMULATES] = np.array(
@@ -203,18 +243,25 @@ def _number_of(item: tuple[str, object]) -> int:
     return int(item[0])
 
 
-def load_slot(targets: Slot, arrays: Mapping[str, Saved | None] | None, value: complex) -> None:
-    """Collective. Set the variables of one slot; each rank reads only the elements that it keeps.
+def slot_loads(
+    slots: Mapping[str, Slot], saved: Mapping[str, Any], initial_values: Mapping[str, complex]
+) -> list[tuple[BaseVariable, Read]]:
+    """Local. List the variables of an optimizer's state, each with what it loads.
 
     Args:
-        targets: The targets of the optimizer's state.
-        arrays: By number; None where the checkpoint has nothing of a variable, or is from before the first step. Then
-            `value` is taken.
-        value: The value of every element at first, as of `Kernel.slots`.
+        slots: The state by name.
+        saved: The value that `read_slots` returns. Where it has nothing of a variable, or of a slot, since it is from
+            before the first step, every element gets its initial value.
+        initial_values: These values by the name of the slot, as of `Kernel.slots`; 0 where there is none.
     """
-    for number, target in by_number(targets).items():
-        array = None if arrays is None else arrays[str(number)]
-        target.load(_constant(value, target) if array is None else array.read)
+    loads = []
+    for name, targets in slots.items():
+        arrays = saved.get(name)
+        for number, target in by_number(targets).items():
+            array = None if arrays is None else arrays[str(number)]
+            value = initial_values.get(name, 0.0)
+            loads.append((target, _constant(value, target) if array is None else array.read_as(target.dtype)))
+    return loads
 
 
 def _constant(value: complex, target: BaseVariable) -> Read:

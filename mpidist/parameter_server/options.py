@@ -20,10 +20,10 @@ class ServerOptions:
             the slots: in all twice the variables, the state, and 2 x (workers + 1) x slot_bytes.
         slot_bytes: Bytes that one closure may push to one server. Default: all slots take half of the heap.
         window: Options of the transport.
-        copy_bytes: While a checkpoint is saved, a server copies values that updates change before they are saved: at
-            most this many bytes; then updates wait.
-        consistency: "whole": a function reads one version of a variable. "relaxed": a read may have parts of two
-            versions, and never waits for a server whose variable changes all the time.
+        copy_bytes: The number of bytes that a server copies at most while a checkpoint is saved: values that updates
+            change before they are saved. Further updates wait.
+        consistency: The consistency of reads. "whole": a function reads one version of a variable. "relaxed": a read
+            may have parts of two versions, and never waits for a server whose variable changes all the time.
 
     Raises:
         ValueError: An option is out of range.
@@ -62,7 +62,7 @@ class Pace(NamedTuple):
             count: The number of workers.
 
         Raises:
-            ValueError: All of them would be backups.
+            ValueError: All workers would be backups.
         """
         if self.backup_workers >= count:
             raise ValueError(
@@ -76,12 +76,12 @@ def pace_of(staleness: int | None, synchronous: bool, backup_workers: int) -> Pa
 
     Args:
         staleness: See `ParameterServerStrategy`.
-        synchronous: Likewise.
-        backup_workers: Likewise.
+        synchronous: See `ParameterServerStrategy`.
+        backup_workers: See `ParameterServerStrategy`.
 
     Raises:
-        TypeError: One is of a wrong type.
-        ValueError: One is out of range, or they do not fit together.
+        TypeError: An argument has a wrong type.
+        ValueError: An argument is out of range, or they contradict each other.
     """
     least = None if staleness is None else whole("staleness", staleness, least=0)
     synchronous = flag("synchronous", synchronous)

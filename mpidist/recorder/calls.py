@@ -75,7 +75,7 @@ def code_of(name: str, sign: int) -> int:
 
     Args:
         name: The name of the call.
-        sign: Says which one it is: a checksum of what must be the same on all ranks, and whose it is.
+        sign: A checksum of the arguments that must be the same on all ranks, and of the call's owner.
     """
     return CODES[name] ^ (sign & WHICH) or 1
 
@@ -111,11 +111,12 @@ class Calls:
         recent: The last calls, newest last.
         inner: The innermost call inside the current one; empty if there is none, or one has just ended.
         thread: The thread that made the last call.
-        depth: How many calls inside each other this rank is in.
+        depth: The number of nested calls that this rank is in.
         state: The number of the last call, times `NEXT`.
-        note: Keeps a call.
+        note: A function that keeps a call.
         owner: The number of the strategy whose call this rank is in; 0: no strategy's.
-        limit_seconds: How long the current call may wait; None: without end.
+        on_begin: A function that is called before each call that is inside no other one, or None.
+        limit_seconds: The longest wait of the current call in seconds; None: no limit.
         is_timed: Whether the current call watches the time itself.
     """
 
@@ -136,6 +137,7 @@ class Calls:
         self.in_barrier = -math.inf
         self.note = self.recent.append
         self.depth = 0
+        self.on_begin: Callable[[], None] | None = None
         self.state = self.owner = 0
         words[STATE] = 0
         words[INNER:PLACE_WORDS] = inner_calls.NOTHING
@@ -146,13 +148,16 @@ class Calls:
 
         Args:
             name: The name of the called function, the same on all ranks.
-            call: The call, if there is more to say. It is kept: the same object again takes no memory.
+            call: The description of the call, if it has more than a name. It is kept: the same object again takes no
+                memory.
             code: The code of the whole call; by default that of its name and its owner.
             owner: The number of the strategy whose call it is; 0: no strategy's.
 
         Raises:
             RuntimeError: Another thread is in a call.
         """
+        if self.on_begin is not None:
+            self.on_begin()
         if self.depth:
             if self.thread != get_ident():
                 raise RuntimeError(f"{name}: {THREADS}")
@@ -238,7 +243,7 @@ class Calls:
 
     @property
     def innermost(self) -> Call:
-        """Local. The innermost call that this rank is in, as far as there is more to say than its name."""
+        """Local. The description of the innermost call that this rank is in, if it has more than a name."""
         return self._inner_call if self.inner else self.recent[-1] if self.recent else ""
 
     def before(self, count: int) -> list[str]:
@@ -248,10 +253,10 @@ class Calls:
         return [describe(self.recent[place]) for place in range(max(0, kept - 1 - count), kept - 1)]
 
     def limited(self, seconds: float | None, owner: int = 0) -> Calls:
-        """Local. The same calls, with waits no longer than this.
+        """Local. These calls, with a time limit for waits.
 
         Args:
-            seconds: None: without end.
+            seconds: The longest wait in seconds; None: no limit.
             owner: See `enter`.
         """
         is_same = (seconds is None and not owner) or isinstance(self, LoneCalls)
@@ -321,11 +326,11 @@ class _OwnCalls(Calls):
 
 
 class HasCalls(Protocol):
-    """Something that communicates."""
+    """An object that communicates."""
 
     @property
     def calls(self) -> Calls:
-        """Local. On its communicator."""
+        """Local. Its calls on its communicator."""
         ...
 
 
@@ -354,7 +359,7 @@ def noted(name: str) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Conc
 
 
 def describe(call: Call) -> str:
-    """Local. A call in words: its name, the operation or the root, and what there is of dtype and shape."""
+    """Local. A call in words: its name, the operation or the root, and dtype and shape if it has them."""
     if isinstance(call, str):
         return call
     name, *rest = call

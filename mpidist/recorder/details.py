@@ -21,7 +21,7 @@ def details_of(waiting: Sequence[Calls], missing: Sequence[tuple[Any, ...]], thr
     Args:
         waiting: The calls in which it waits, the outermost one first.
         missing: The processes for which it waits.
-        thread: The program's.
+        thread: The program's thread.
     """
     calls = [
         {"name": one.name, "number": one.number, "inner": one.inner, "before": one.before(_TOLD_BEFORE),

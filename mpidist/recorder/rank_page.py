@@ -17,7 +17,7 @@ _HEADER_WORDS = 64
 # A rank may wait for 2,000 others.
 TEXT_BYTES = 1 << 17
 # The words of the header. Times are those of the host's monotonic clock in nanoseconds.
-_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM, _BELL, _REPORTED = range(11)
+_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM, _BELL, _REPORTED, _SAID = range(12)
 
 
 class Page:
@@ -108,6 +108,15 @@ class Page:
     @reported.setter
     def reported(self, value: bool) -> None:
         self._header[_REPORTED] = value
+
+    @property
+    def said(self) -> bool:
+        """Local. Whether the rank, which a death ends, has printed why and has run its exit functions."""
+        return bool(self._header[_SAID])
+
+    @said.setter
+    def said(self, value: bool) -> None:
+        self._header[_SAID] = value
 
     @property
     def signal(self) -> int:

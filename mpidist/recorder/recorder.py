@@ -37,16 +37,23 @@ class _TracedCalls(Calls):
         where = "" if self._begun else line_of_call(get_ident())
         self._begun.append((name, byte_count(call), TRACE.now(), where))
 
+    def note_inner(self, name: str, call: Call, code: int) -> None:
+        """Local. See `Calls.note_inner`; a step says there how many bytes it combines."""
+        super().note_inner(name, call, code)
+        if self._begun and self._begun[-1][0] == name and len(call) == 2:
+            _, _, begin, where = self._begun[-1]
+            self._begun[-1] = name, int(getattr(call[1], "nbytes", 0)), begin, where
+
     def leave(self) -> None:
         """Local. See `Calls.leave`."""
         super().leave()
-        name, byte_count, begin, where = self._begun.pop()
+        name, size, begin, where = self._begun.pop()
         if self._begun and self._begun[-1][0] == name:
             # A save, or a step, notes itself where it begins and where its ranks compare it.
             return
         TRACE.add(
-            name=name, bytes=byte_count, begin=begin, end=TRACE.now(), where=where, thread=get_ident(),
-            depth=len(self._begun), communicator=self.identity, number=self.number,
+            name, begin, thread=get_ident(), size=size, where=where, depth=len(self._begun), communicator=self.identity,
+            number=self.number,
         )
 
 
@@ -56,9 +63,9 @@ class ClosureCall:
 
     Attributes:
         number: The number of the closure.
-        attempt: How often it was given to a worker.
-        find: Gives its function; None before that has come out of its message.
-        since: When it has begun, by the monotonic clock.
+        attempt: The number of times that it was given to a worker.
+        find: A function that returns the closure's function; it returns None until that was read from its message.
+        since: The time of its beginning, by the monotonic clock.
     """
 
     number: int
@@ -74,13 +81,13 @@ class Update(NamedTuple):
     """An update of a closure that counts, as the coordinator has decided. Each makes the next version of the variables.
 
     Attributes:
-        closure: Its number.
+        closure: The number of the closure.
         attempt: Which attempt counts.
         worker: The rank that has computed it.
-        read: The version that its worker has read, at least.
+        read: A lower bound of the versions that its worker has read.
         before: The version before it: `before - read` updates came between. In a synchronous round it is that of the
             round.
-        is_late: Its gradients were dropped, since the round of what it has read was over.
+        is_late: Whether its gradients were dropped, since the round in which it has read was over.
     """
 
     closure: int
@@ -107,7 +114,7 @@ class Recorder:
 
     Attributes:
         page: The words that other ranks of the node can read, or words of this process alone.
-        closure: The one that this process runs; None if it runs none.
+        closure: The closure that this process runs; None if it runs none.
         updates: On a coordinator the last updates that count, in their order.
     """
 

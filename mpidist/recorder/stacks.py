@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -26,17 +28,28 @@ def line_of_call(thread: int) -> str:
     Empty in a thread of mpidist's own.
 
     Args:
-        thread: Its identifier.
+        thread: The identifier of the thread.
     """
     called = ""
-    for frame in _frames(thread):
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+    # Of this thread itself without a dictionary of all threads: a timeline asks in each call.
+    own = sys._getframe() if thread == get_ident() else None  # noqa: SLF001 - as in `_frames`
+    frame = own or next(_frames(thread), None)
+    while frame is not None:
+        code = frame.f_code
+        if _is_own(code.co_filename):
             # The frames that note the call are not the called function.
             if not frame.f_globals.get("__name__", "").startswith("mpidist.observe."):
-                called = frame.f_code.co_name
+                called = code.co_name
         elif called and frame.f_globals.get("__name__") != "contextlib":
             return "" if _is_threading(frame) else f"{_line(frame)} ({called})"
+        frame = frame.f_back
     return ""
+
+
+@functools.lru_cache(4096)
+def _is_own(file: str) -> bool:
+    """Whether a file is one of mpidist's."""
+    return file.startswith(_PACKAGE)
 
 
 def line(thread: int) -> str:
@@ -98,7 +111,7 @@ def stack_of_process(process: int, number: int, path: str) -> str:
     """Local. The stack of another process, which holds its interpreter.
 
     Args:
-        process: Its number.
+        process: The number of the process.
         number: The signal that `write_at_signal` returned there.
         path: The path of the file.
     """

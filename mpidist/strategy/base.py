@@ -15,7 +15,7 @@ from mpidist.comm.group.resource import Resource, end_all
 from mpidist.context import Entry, Scope
 from mpidist.missing import Missing
 from mpidist.options import InputOptions, ReduceOp, RunOptions, parse_enum
-from mpidist.strategy import datasets, opened
+from mpidist.strategy import datasets
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.replica import ReplicaContext, mixing, require_call, require_parts
 from mpidist.strategy.reproducible.logical_replicas import LogicalReplicas
@@ -90,7 +90,7 @@ class Strategy(Resource, FixedAttributes):
         self._set_entries(home)
         self._extended = self._extended_class(self)
         home.set_strategy(self)
-        opened.note(self)
+        context.note_open(self)
         self._settle(Strategy)
 
     def _is_whole(self) -> bool:
@@ -105,7 +105,7 @@ class Strategy(Resource, FixedAttributes):
 
     @contextmanager
     def at_home(self, home: Home) -> Iterator[None]:
-        """Local. Enter cross-replica context; meanwhile the strategy's variables are made in another home.
+        """Local. Enter cross-replica context; inside, the strategy's variables are made in another home.
 
         Args:
             home: The home, on this rank.
@@ -138,6 +138,13 @@ class Strategy(Resource, FixedAttributes):
     def home(self) -> Home:
         """Local. The home of the variables that are made in its scope."""
         return cast(Home, self._cross_entry.home)
+
+    def on_close(self, function: Callable[[], object]) -> None:
+        """Local. Call `function` once, when this strategy closes or the program ends; later functions are called first.
+
+        Its communicators are open then, but other ranks may not take part in calls.
+        """
+        self._extended.on_close(function)
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Local. Make this strategy current in a `with` statement: variables made inside belong to it.
@@ -209,8 +216,8 @@ class Strategy(Resource, FixedAttributes):
             The same structure. MEAN of integers is float64; else the dtype stays. Python ints give int64.
 
         Raises:
-            ValueError: Unknown operation, or an axis out of range.
-            TypeError: An operation of another type, or a dtype that cannot be combined so.
+            ValueError: The operation is unknown, or an axis is out of range.
+            TypeError: The operation has another type, or a dtype cannot be combined so.
             OverflowError: A sum or product of integers does not fit their dtype; on every rank.
             MismatchError: Shapes or dtypes differ between ranks.
             RuntimeError: The call is inside `run`; use `get_replica_context().all_reduce` there.
@@ -244,27 +251,29 @@ class Strategy(Resource, FixedAttributes):
         not depend on the ranks, either. `numerics` records what the bits do depend on.
 
         Args:
-            fn: Called with a micro-batch (copies, on aligned addresses), in replica context: `get_replica_context()`
-                numbers the micro-batches, and has as many replicas as there are micro-batches with rows. It must be a
-                function of the rows and of variables alone, and not keep anything from one call to the next. Its
+            fn: A function of a micro-batch (copies, on aligned addresses), called in replica context:
+                `get_replica_context()` numbers the micro-batches, and has as many replicas as there are micro-batches
+                with rows. Its result must depend on the rows and on variables alone, and not on earlier calls. Its
                 collectives, optimizer steps, and writes to mirrored variables raise RuntimeError, unless there is
                 exactly one micro-batch for each rank.
             batch: This rank's component: any nest of NumPy arrays with a common first dimension, that of rows, which
                 may be 0; None leaves stay None.
-            logical_replicas: At least the number of ranks, and part of the result: choose it once, for the largest
-                number of ranks that the program will ever have. A multiple of the number of ranks shares the work
-                evenly.
-            blas_threads: Threads of BLAS while `fn` runs; the result depends on it, so it does not follow the cores.
+            logical_replicas: The number of micro-batches, at least the number of ranks. The result depends on it:
+                choose it once, for the largest number of ranks that the program will ever have. A multiple of the
+                number of ranks shares the work evenly.
+            blas_threads: The number of BLAS threads while `fn` runs; the result depends on it, so the number of cores
+                does not change it.
 
         Returns:
             The results of `fn`, any nest of arrays and numbers, added up; the same on every rank.
 
         Raises:
             OverflowError: A sum of integers does not fit their dtype; on every rank.
-            ValueError: Fewer logical replicas than ranks, no rows at all, or results of different shapes.
+            ValueError: There are fewer logical replicas than ranks, or no rows at all, or results have different
+                shapes.
             MismatchError: Ranks pass other numbers, dtypes or row shapes, or `fn` returns other ones.
-            TypeError: Results that cannot be added (booleans, objects, IndexedSlices), or a number that is no integer.
-            RuntimeError: Inside `run`.
+            TypeError: Results cannot be added (booleans, objects, IndexedSlices), or a number is no integer.
+            RuntimeError: The call is inside `run`.
             NotImplementedError: The strategy's variables are on GPUs.
         """
         self._require_cross_replica()
@@ -282,15 +291,15 @@ class Strategy(Resource, FixedAttributes):
         Args:
             value: This rank's component: any nest of arrays of at least one dimension. Sizes may differ between
                 ranks along `axis` only.
-            axis: Along which to concatenate, -ndim to ndim - 1.
+            axis: The dimension along which to concatenate, -ndim to ndim - 1.
 
         Returns:
             The same structure.
 
         Raises:
             MismatchError: Other dimensions or dtypes differ.
-            ValueError: A scalar, or an axis out of range.
-            NotImplementedError: IndexedSlices.
+            ValueError: `value` holds a scalar, or the axis is out of range.
+            NotImplementedError: `value` holds IndexedSlices.
             RuntimeError: The call is inside `run`; use `get_replica_context().all_gather` there.
         """
         entry = context.innermost()
@@ -305,8 +314,8 @@ class Strategy(Resource, FixedAttributes):
         """Collective. The picklable values of all ranks, in their order; `get_replica_context().all_gather_object` too.
 
         Raises:
-            TypeError: A value that cannot be pickled, on every rank.
-            RuntimeError: Inside `run`.
+            TypeError: A value cannot be pickled; on every rank.
+            RuntimeError: The call is inside `run`.
         """
         self._require_cross_replica()
         with self.replicas.calls.during("gather_object"):
@@ -327,8 +336,8 @@ class Strategy(Resource, FixedAttributes):
         """Collective. This rank's part of a dataset that is batched by the global batch size.
 
         Args:
-            dataset: The same on every rank; its last batching step makes global batches. Without such a step elements
-                of a generator or an iterable are global batches, if their arrays all have the same first dimension.
+            dataset: The dataset, the same on every rank; its last batching step makes global batches. Without one,
+                elements of a generator or an iterable are global batches if their arrays have the same first dimension.
             options: The options of the input.
 
         Returns:
@@ -343,7 +352,7 @@ class Strategy(Resource, FixedAttributes):
         """Collective. The dataset that `dataset_fn` makes for this rank, neither batched nor sharded here.
 
         Args:
-            dataset_fn: Called once with `InputContext(n, rank, n)`.
+            dataset_fn: A function that is called once with `InputContext(n, rank, n)`.
             options: The options of the input.
 
         Returns:

@@ -28,8 +28,6 @@ _CPU = Device("CPU", 0)
 class CentralStorageExtended(StrategyExtended):
     """The `extended` of a `CentralStorageStrategy`."""
 
-    __slots__ = ()
-
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """Local. The name of the one device whose memory holds the variables of this node."""

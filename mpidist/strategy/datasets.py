@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 
 
 def distribute(
-    dataset: Dataset, replicas: Replicas, options: InputOptions | None, namespace: Any
+    dataset: Dataset, replicas: Replicas, options: InputOptions | None, namespace: Any, **more: Any
 ) -> DistributedDataset:
     """Collective. See `DistributedDataset`."""
     made = _module().DistributedDataset(
-        dataset, replicas.pipelines, options=options, namespace=namespace, everyone=replicas.everyone
+        dataset, replicas.pipelines, options=options, namespace=namespace, everyone=replicas.everyone, **more
     )
     return cast("DistributedDataset", made)
 
 
 def distribute_from_function(
-    dataset_fn: Callable[[InputContext], Dataset], replicas: Replicas, options: InputOptions | None, namespace: Any
+    dataset_fn: Callable[[InputContext], Dataset], replicas: Replicas, options: InputOptions | None, namespace: Any,
+    **more: Any,
 ) -> DistributedDataset:
     """Collective. See `distribute_datasets_from_function`."""
     made = _module().distribute_datasets_from_function(
         dataset_fn, replicas.pipelines, options, namespace, everyone=replicas.everyone,
-        replica_count=replicas.communicator.size,
+        replica_count=replicas.communicator.size, **more,
     )
     return cast("DistributedDataset", made)
 

@@ -29,7 +29,6 @@ from mpidist.options import (
 )
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.extended import StrategyExtended
-from mpidist.strategy.opened import open_strategy
 from mpidist.strategy.replica import ReplicaContext, require_call
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import current_home, solo_arena
@@ -38,6 +37,7 @@ from mpidist.variables.making.initial import ShardedInitial
 if TYPE_CHECKING:
     from mpidist.data.dataset import Dataset
     from mpidist.data.distribution.distributed_dataset import DistributedDataset
+    from mpidist.strategy.adapters.calls import AdapterCalls
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
@@ -64,6 +64,20 @@ def _warn_about_own_values(size: int) -> None:
         )
 
 
+def _require_alone(name: str) -> None:
+    """Raise where a program that combines values means the replicas of a strategy."""
+    strategy = context.open_strategy()
+    if strategy is not None:
+        raise RuntimeError(
+            f"{name} was called outside `run`, where it would combine nothing: expected a call inside `run` of "
+            f"{strategy!r}, got one in the default replica context, which has this rank alone. Call it in a function "
+            "that `strategy.run(function)` calls; also in another thread, which starts outside `run`"
+        )
+    size = launch.world_size()
+    if size > 1:
+        _warn_about_own_values(size)
+
+
 class _DefaultReplicaContext(ReplicaContext):
     """The context outside any strategy, where there is one replica and values are returned unchanged.
 
@@ -74,11 +88,11 @@ class _DefaultReplicaContext(ReplicaContext):
     __slots__ = ()
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Local. Return `value`; errors as of `ReplicaContext`, and RuntimeError while a strategy is open elsewhere."""
+        """Local. Return `value`; errors as in `ReplicaContext`, and RuntimeError while a strategy is open elsewhere."""
         del options  # there is nothing to combine
         parse_enum(ReduceOp, reduce_op, "reduce_op")
         self._require_current()
-        self._require_alone("all_reduce")
+        _require_alone("get_replica_context().all_reduce")
         return value
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -86,27 +100,14 @@ class _DefaultReplicaContext(ReplicaContext):
         del options
         require_axis(axis)
         self._require_current()
-        self._require_alone("all_gather")
+        _require_alone("get_replica_context().all_gather")
         return value
 
     def all_gather_object(self, value: T) -> list[T]:
         """Local. Return `[value]`; errors as of `all_reduce`."""
         self._require_current()
-        self._require_alone("all_gather_object")
+        _require_alone("get_replica_context().all_gather_object")
         return super().all_gather_object(value)
-
-    def _require_alone(self, name: str) -> None:
-        strategy = open_strategy()
-        if strategy is not None:
-            raise RuntimeError(
-                f"get_replica_context().{name} was called outside `run`, where it would combine nothing: expected a "
-                f"call inside `run` of {strategy!r}, got one in the default replica context, which has this rank "
-                "alone. Call it in a function that `strategy.run(function)` calls; also in another thread, which "
-                "starts outside `run`"
-            )
-        size = launch.world_size()
-        if size > 1:
-            _warn_about_own_values(size)
 
     def _require_current(self) -> None:
         if context.innermost() is not None:
@@ -116,7 +117,10 @@ class _DefaultReplicaContext(ReplicaContext):
 class _DefaultExtended(StrategyExtended):
     """The `extended` of the default strategy: nothing is distributed, so there are no devices to name."""
 
-    __slots__ = ()
+    def _adapter_calls(self) -> AdapterCalls:
+        self._require_own_context()
+        _require_alone("a collective of the default strategy's `extended`")
+        return super()._adapter_calls()
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -147,7 +151,7 @@ class _DefaultScope(Scope[Strategy]):
         return self._strategy
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        """Local. Nothing: nothing was entered."""
+        """Local. Do nothing: nothing was entered."""
 
 
 class DefaultStrategy(Strategy):
@@ -175,7 +179,7 @@ class DefaultStrategy(Strategy):
         """Local. Do nothing: the default strategy holds nothing, and exists as long as the program."""
 
     def drop(self) -> None:
-        """Local. Nothing, as `close`."""
+        """Local. Do nothing, as `close`."""
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Local. A scope that changes nothing: code behaves as without any strategy."""
@@ -312,7 +316,7 @@ class Variable(ABC):  # noqa: B024  # for `register`
         initial_value: An array, a number, nested lists, or a function without arguments that returns one of them.
         trainable: Whether the variable is trainable; default True. ON_READ variables are not.
         name: A name for display, which must be the same on every rank if it is given.
-        dtype: Default: the array's own dtype; Python floats become float32, ints int32.
+        dtype: The dtype. Default: the array's own dtype; Python floats become float32, ints int32.
         synchronization: ON_WRITE (or AUTO): one value for all replicas. ON_READ: each replica has its own value.
         aggregation: The way to combine the replicas' values.
         sparse_gradient: Whether its gradients are `IndexedSlices`, rows of it, like those of an embedding. An optimizer
@@ -320,9 +324,9 @@ class Variable(ABC):  # noqa: B024  # for `register`
             the number of rows. Other rows keep their value and state: momentum and decay of a row stop while it has no
             gradient, as in PyTorch's `SparseAdam`. Plain SGD and Adagrad give the same results as with dense gradients.
             tf.Variable has no such argument.
-        partition_dimensions: Under a `TPUStrategy` whose replicas have several ranks: into how many parts each
-            dimension is cut. Each logical device then has a tile, which `value()` gives; `shape`, `assign` and
-            `numpy()` are of the whole. Gradients are those of tiles. tf.Variable has no such argument.
+        partition_dimensions: Under a `TPUStrategy` whose replicas have several ranks: the number of parts of each
+            dimension. Each logical device then has a tile, which `value()` returns; `shape`, `assign` and `numpy()` are
+            of the whole. Gradients are those of tiles. tf.Variable has no such argument.
         shape: The shape of the variable. With it a function that makes the initial value may make it shard by shard,
             where a `ParameterServerStrategy` cuts the variable: a function with a parameter `shard_info` gets the
             shard's `shape` and `offset`, one with `partition_shape` and `partition_offset` gets these. Give the

@@ -15,10 +15,11 @@ from mpidist.comm.cross_device.user_backend import HookCollective
 from mpidist.comm.first_use import at_first_use
 from mpidist.comm.group.agreement import exchange, require_same
 from mpidist.comm.group.communicator import Communicator
-from mpidist.comm.group.resource import Resource, end_all
+from mpidist.comm.group.resource import end_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation, parse_enum
-from mpidist.strategy.replica import Owner, mixing, require_call
+from mpidist.strategy.adapter_methods import AdapterMethods
+from mpidist.strategy.replica import Owner, require_call
 from mpidist.strategy.values import as_array, reduce_leaf, signed
 from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import BaseVariable
@@ -32,25 +33,22 @@ else:
 T = TypeVar("T")
 
 
-class StrategyExtended(Resource):
+class StrategyExtended(AdapterMethods):
     """Local. The methods of a strategy for library code; each strategy has one object, its `extended`, and closes it.
 
     Args:
         container_strategy: The strategy.
     """
 
-    __slots__ = ("_asynchronous", "_owner")
-
-    def __init__(self, container_strategy: Owner) -> None:
-        self._owner = container_strategy
-        self._asynchronous: AsyncCollective | None = None
+    _asynchronous: AsyncCollective | None = None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Owner, str]]:
         # A copy shares it, as one of the strategy does.
         return getattr, (self._owner, "extended")
 
     def _end(self, *, is_collective: bool) -> None:
-        end_all([] if self._asynchronous is None else [self._asynchronous], is_collective=is_collective)
+        opened = (self._calls, self._asynchronous)
+        end_all([one for one in opened if one is not None], is_collective=is_collective)
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
@@ -132,7 +130,7 @@ class StrategyExtended(Resource):
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
             array: See `Collective.all_reduce`. Until `wait` has returned, do not change it; with `in_place` do not
                 read it, either.
-            in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
+            in_place: Whether to write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
 
         Returns:
             A handle. Every replica must call its `wait()`, which returns the result. Any number of calls may be
@@ -295,13 +293,6 @@ class StrategyExtended(Resource):
     def experimental_require_static_shapes(self) -> bool:
         """Local. False: shapes may change from step to step."""
         return False
-
-    def _require_own_context(self) -> context.Entry | None:
-        """Raise where another strategy is current; else return the innermost entry."""
-        entry = context.innermost()
-        if entry is not None and entry.strategy is not self._owner:
-            raise RuntimeError(mixing(entry.strategy, self._owner))
-        return entry
 
     @contextmanager
     def _cross_replica(self, method: str) -> Iterator[None]:

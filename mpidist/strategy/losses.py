@@ -37,7 +37,7 @@ def compute_average_loss(
     warns once.
 
     Args:
-        per_example_loss: One loss per example, or more dimensions.
+        per_example_loss: The losses, one per example, or more dimensions.
         sample_weight: A number, or one weight per example. Weights of fewer dimensions broadcast against the losses;
             a last dimension of 1 that the losses do not have is dropped.
         global_batch_size: Number of examples on all replicas, an integer; for 0 the loss is 0. Default: the guess. Pass
@@ -50,7 +50,7 @@ def compute_average_loss(
     Raises:
         ValueError: The loss is a scalar, the weights have more dimensions than the losses, or the size is negative.
         TypeError: The size is no integer.
-        RuntimeError: It was called without the size in cross-replica context, where a replica's examples are unknown.
+        RuntimeError: The call is without the size in cross-replica context, where a replica's examples are unknown.
     """
     losses = _as_real(per_example_loss)
     if losses.ndim == 0:
@@ -88,7 +88,7 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
         A NumPy scalar; for CuPy arrays an array without dimensions.
 
     Raises:
-        RuntimeError: It was called in cross-replica context, which has no loss of one replica.
+        RuntimeError: The call is in cross-replica context, which has no loss of one replica.
     """
     _require_replica("scale_regularization_loss", "")
     terms = [_as_real(leaf) for leaf in tree.flatten(regularization_loss)[0]]

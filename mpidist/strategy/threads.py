@@ -38,7 +38,7 @@ def fair_threads(own: int, together: int, ranks: int) -> int:
     Args:
         own: Number of cores that the rank may use.
         together: The number of cores of all ranks of the node.
-        ranks: Number of these.
+        ranks: Number of these ranks.
     """
     # Where the launcher has bound each rank to cores of its own, this is the number of these.
     return own if ranks == 1 else max(1, min(own, together // ranks))

@@ -223,7 +223,7 @@ def gather_nest(collective: CollectiveFront, value: Any, axis: int, method: str)
 
 
 def signed(collective: CollectiveFront, spec: Any) -> AbstractContextManager[object]:
-    """Local. Surrounds calls of leaves in their order: dictionaries with other keys would be combined by position.
+    """Local. Inside, leaves are combined in their order; keys are compared, since others would be combined by position.
 
     Args:
         collective: The collective of the calls.

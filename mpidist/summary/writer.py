@@ -202,7 +202,8 @@ def record_if(condition: Condition) -> Iterator[None]:
             ranks read `data`, which may be a collective call.
 
     Raises:
-        TypeError: The condition has another type, or the function returns one; the latter when it is called.
+        TypeError: The condition has another type; or the function returns another type, which is raised when it is
+            called.
     """
     if not callable(condition):
         _holds(condition)

@@ -44,7 +44,7 @@ def arrays_of(collective: Collective, dtype: np.dtype[Any], shape: tuple[int, ..
 
 
 def arrays_with_nan(size: int, count: int, dtype: np.dtype[Any]) -> list[AnyArray]:
-    """Local. One array per rank: each has a NaN of its own in a number of all others, and zeros of both signs."""
+    """Local. One array per rank, with NaNs at places where all others have numbers, and with zeros of both signs."""
     made = []
     for rank in range(size):
         values = (np.arange(count) * (rank + 1)) % 7 - 3.0
@@ -57,14 +57,15 @@ def arrays_with_nan(size: int, count: int, dtype: np.dtype[Any]) -> list[AnyArra
 def integers_at_the_limit(
     size: int, count: int, dtype: np.dtype[Any], op: ReduceOp, *, largest: bool
 ) -> tuple[list[AnyArray], AnyArray]:
-    """Local. One array per rank, and their combination, in which the last number is one that the dtype just holds.
+    """Local. One array per rank, and their combination, whose last element is a limit of the dtype.
 
     Args:
         size: Number of ranks, at least two.
-        count: The number of each array.
-        dtype: The dtype of integers.
+        count: Number of elements of each array.
+        dtype: An integer dtype.
         op: SUM or PROD.
-        largest: Whether it is the largest number of the dtype, or the least one that is no zero.
+        largest: Whether that is the largest number of the dtype, or the smallest one; a product of unsigned numbers
+            always has the largest.
     """
     limits = np.iinfo(dtype)
     made = [(np.arange(count) % 3 + 1).astype(dtype) if rank < 2 else np.ones(count, dtype) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""Tracebacks as soon as tests fail: a later test that hangs, or ends the job, would take them along."""
+"""Tracebacks as soon as tests fail: they would be lost if a later test hangs, or ends the job."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Failures:
         reporter.write_sep("_", f"{report.nodeid}{where}", red=True, bold=True)
         reporter._outrep_summary(report)  # noqa: SLF001  # what the summary would print, by the run's options
         # As after --pdb, so that the summary prints no failure again.
-        report._pdbshown = True  # type: ignore[attr-defined]  # noqa: SLF001
+        report._pdbshown = True  # type: ignore[attr-defined]  # noqa: SLF001  # pytest's own name
         reporter.flush()

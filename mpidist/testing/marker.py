@@ -14,7 +14,7 @@ def add_option(parser: pytest.Parser) -> None:
     """Local. Add `--with-mpi` unless another plugin has; all plugins of the run must be loaded already.
 
     Args:
-        parser: The run's.
+        parser: The run's parser of options.
     """
     known = parser.parse_known_args([])
     if not hasattr(known, "with_mpi") and not hasattr(known, _DESTINATION):

@@ -70,7 +70,7 @@ def fake_nodes(communicator: Communicator, node_size: int) -> Communicator:
     """Collective. A communicator of the same ranks where each `node_size` consecutive ranks count as a node.
 
     Args:
-        communicator: The fixture's. A single rank stays one node.
+        communicator: The communicator of the fixture. A single rank stays one node.
         node_size: Number of ranks of a node; the last node may have fewer.
     """
     if isinstance(communicator, SoloCommunicator):
@@ -258,7 +258,7 @@ def _seconds(text: str) -> float:
 
 
 def _checked(name: str, given: str | float) -> float:
-    """A number of seconds from elsewhere."""
+    """A number of seconds from a marker or the configuration file."""
     try:
         return number(name, float(given), least=0, most=MOST_SECONDS)
     except (TypeError, ValueError) as error:
@@ -295,7 +295,7 @@ class RunOfRanks:
         output.say_also_to(output.Beside(self.watchdog.stderr, self.watchdog.heading))
         if self.watchdog.rank > 0 and reporter is not None:
             # Without a reporter options such as --setup-show fail. This one has written nothing yet.
-            reporter._tw = create_terminal_writer(session.config, self.nowhere)  # noqa: SLF001
+            reporter._tw = create_terminal_writer(session.config, self.nowhere)  # noqa: SLF001  # pytest has no public name
         with self.watchdog.limit("the start of MPI"):
             self.communicator = open_communicator(purpose="testing")
         self.watchdog.communicator = self.communicator

@@ -79,7 +79,7 @@ class Arena(ArenaMemory):
 
         Raises:
             MismatchError: The lists of variables differ between ranks.
-            TypeError: A variable that is not mirrored.
+            TypeError: A variable is not mirrored.
             OSError: Sharing is demanded (shared=True), and node memory has run out; on every rank.
         """
         return ArenaPlan(mirrored_only(variables), kernel, options)
@@ -100,7 +100,7 @@ class _SoloArena(Arena):
 
     @override
     def set_strategy(self, strategy: object) -> None:
-        """Local. Nothing."""
+        """Local. Do nothing: these variables have no strategy."""
 
 
 @functools.cache

@@ -32,7 +32,7 @@ class CentralArena(Arena):
     Args:
         replicas: The strategy's ranks, and their collectives.
         shared: See `Arena`.
-        on_gpu: Variables and state are on this rank's GPU.
+        on_gpu: Whether variables and state are on this rank's GPU.
         copies: The copies of variables in host memory, where this rank computes on a GPU; otherwise None.
     """
 
@@ -69,13 +69,15 @@ class CentralArena(Arena):
         return CentralPlan(mirrored_only(variables), kernel, options, self._copies)
 
     @override
-    def write(self, slab: Slab, function: Callable[[], object], name: str, detail: Hashable) -> None:
+    def write(
+        self, slab: Slab, function: Callable[[], object], name: str, detail: Hashable, sign: int | None = None
+    ) -> None:
         """Collective. See `ArenaMemory.write`."""
         if self._copies is None:
-            super().write(slab, function, name, detail)
+            super().write(slab, function, name, detail, sign)
             return
         with self._copies.renewed():
-            super().write(slab, function, name, detail)
+            super().write(slab, function, name, detail, sign)
 
     @override
     def reserve(self, count: int, dtype: np.dtype[Any], *, shared: bool) -> Slab:
@@ -94,8 +96,8 @@ class CentralPlan(ArenaPlan):
 
     Args:
         variables: The variables of the optimizer, the same list on every rank.
-        kernel: The arithmetic, which the CPUs do.
-        options: For the work around the kernel.
+        kernel: The arithmetic, which runs on CPUs.
+        options: The options of the optimizer.
         copies: This rank's copies of the variables.
     """
 

@@ -13,7 +13,7 @@ from mpidist.variables.whole_numbers import fitting
 
 
 def coerced(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], value: npt.ArrayLike) -> AnyArray:
-    """Local. See `Variable.coerce`.
+    """Local. See `BaseVariable.coerce`.
 
     Args:
         name: The name of the variable, for errors.

@@ -136,7 +136,7 @@ def _clipped(rows: AnyArray, ids_ndim: int, max_norm: float | None) -> AnyArray:
 def _shares(
     table: BaseVariable, ids: Any, weights: Any, combiner: str | None
 ) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """The ids of all examples one after another, what each counts in its example, and the numbers of the examples."""
+    """The ids of all examples one after another, the weight of each in its example, and the numbers of the examples."""
     chosen = "mean" if combiner is None else combiner
     if chosen not in _COMBINERS:
         raise ValueError(f"`combiner` must be one of {', '.join(_COMBINERS)}, got {described(combiner)}")

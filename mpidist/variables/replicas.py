@@ -14,12 +14,12 @@ from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.communicator import Communicator, require_communicator
 from mpidist.comm.group.resource import Resource, end_all
 from mpidist.options import CommunicationOptions
+from mpidist.recorder.calls import Calls
 
 if TYPE_CHECKING:
     from mpidist.comm.front.arrival import Arrival
 else:
     Arrival = at_first_use("mpidist.comm.front.arrival", "Arrival")
-from mpidist.recorder.calls import Calls
 
 
 class Replicas(Resource):
@@ -47,8 +47,8 @@ class Replicas(Resource):
         pipelines: Datasets are distributed over these ranks.
         options: The options on which all ranks have agreed.
         number: The number of the strategy among those on `everyone`, which its calls carry; see `CallOrder.deal`.
-        calls: Notes what the replicas do together, with the time limit of the options.
-        collective: Over the replicas; exact, whatever `wire_dtype` says.
+        calls: The record of the calls that the replicas make together, with the time limit of the options.
+        collective: The collective of the replicas; exact, whatever `wire_dtype` says.
         has_user_collective: Whether the collective is the user's.
         wire_dtype: The dtype in which gradients are sent; None for their own.
         arrival: The meeting of all ranks before a step under `timeout_seconds`, else None.
@@ -88,8 +88,8 @@ class Replicas(Resource):
         """Collective at the first call with equal options, then Local. The collective for calls with these options.
 
         Args:
-            options: The options of the call, the same on every rank: they win over the strategy's where they say
-                something. The strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
+            options: The options of the call, the same on every rank: fields that differ from the defaults replace the
+                strategy's. The strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
         """
         if options is None:
             return self.collective

@@ -153,9 +153,9 @@ def checked_rows(variable: Scatter, kind: str, rows: object) -> IndexedSlices:
     """Local. The rows in the variable's dtype.
 
     Raises:
-        TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
+        TypeError: `rows` is no IndexedSlices, its dtype does not cast, or integers would be divided.
         ValueError: Rows of another shape, or an index out of range.
-        OverflowError: Integers that the variable's dtype does not hold.
+        OverflowError: The variable's dtype does not hold an integer.
     """
     if not isinstance(rows, IndexedSlices):
         raise TypeError(f"variable {variable.name!r}: scatter_{kind} takes IndexedSlices, got {rows!r}")

@@ -38,17 +38,17 @@ class BaseVariable(ArrayLike, Scatter, ABC):
     Arithmetic, NumPy functions, comparison and indexing work on the value and give plain arrays.
 
     Attributes:
-        name: For display; need not be unique.
-        shape: Fixed when the variable is made.
-        dtype: Fixed when the variable is made.
+        name: A name for display and errors; it need not be unique.
+        shape: The shape of the value, which never changes.
+        dtype: The dtype of the value, which never changes.
         trainable: Whether `trainable_variables` lists it.
         synchronization: ON_WRITE or ON_READ.
         aggregation: The way to combine the replicas' values.
         home: The home of its strategy's variables.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
         is_per_replica: Whether there is no common value: each replica's component is saved and restored by itself.
-        bounds: Where each rank of the group can read only parts: part i has the elements [bounds[i], bounds[i + 1]) of
-            the flattened array. None where every rank can read all.
+        bounds: The limits of the parts, where each rank of the group can read only some: part i has the elements
+            [bounds[i], bounds[i + 1]) of the flattened array. None where every rank can read all.
         owners: The rank of each part; it may have several. Part 0 is rank 0's. None: part r is rank r's.
         number: Its number among the variables of its home, the same on every rank; None where they have no numbers.
         restored_by: Number of the restore that last set it. Waiting values of earlier restores do not set it again.
@@ -112,10 +112,10 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         values are an error); in replica context the replicas' values are aggregated first.
 
         Args:
-            value: Shape of the variable; a dtype that NumPy's "same_kind" rule casts to the variable's.
-            use_locking: Kept for code written for tf.distribute, as the next two are; they change nothing.
-            name: Likewise.
-            read_value: Likewise: the variable is returned.
+            value: An array of the variable's shape, of a dtype that NumPy's "same_kind" rule casts to the variable's.
+            use_locking: Kept for code written for tf.distribute; it changes nothing.
+            name: Kept for code written for tf.distribute; it changes nothing.
+            read_value: Kept for code written for tf.distribute; the variable is returned in any case.
 
         Returns:
             The variable.
@@ -188,8 +188,8 @@ class BaseVariable(ArrayLike, Scatter, ABC):
         """Collective. Set the value to an array that `reader` once gave, on any number of ranks.
 
         Args:
-            read: `read(start, stop)` gives the elements [start, stop) of the flattened array (where `is_per_replica`,
-                of this rank's component). Each rank asks only for the elements that it writes.
+            read: A function: `read(start, stop)` returns the elements [start, stop) of the flattened array (where
+                `is_per_replica`, of this rank's component). Each rank asks only for the elements that it writes.
         """
 
     def numpy(self) -> AnyArray:
@@ -271,9 +271,9 @@ class UpdatePlan(Protocol):
         """Local. Keep gradients for the next `apply`; only under `gradient_accumulation_steps`.
 
         Args:
-            gradients: This replica's, by the numbers of their variables.
-            factor: They are multiplied with it.
-            is_summed: They are the sums over all replicas already.
+            gradients: This replica's gradients, by the numbers of their variables.
+            factor: The factor of the gradients.
+            is_summed: Whether the gradients are the sums over all replicas already.
         """
         ...
 
@@ -281,7 +281,7 @@ class UpdatePlan(Protocol):
         """Collective. Sum gradients over all replicas, with those accumulated, and update the variables and the state.
 
         Args:
-            gradients: This replica's, by the numbers of their variables.
+            gradients: This replica's gradients, by the numbers of their variables.
             settings: The settings of this update.
 
         Returns:
@@ -308,7 +308,7 @@ class UpdatePlan(Protocol):
         """Collective. Take back what `state` once gave, on any number of ranks; names that are not its own are ignored.
 
         Raises:
-            CheckpointError: It does not fit.
+            CheckpointError: The state does not fit the plan.
         """
         ...
 
@@ -356,7 +356,7 @@ class Home(Resource, Protocol):
         Args:
             variables: ON_WRITE variables of this home, each once, the same list on every rank.
             kernel: The optimizer's arithmetic.
-            options: For the work around the kernel.
+            options: The options of the optimizer.
 
         Raises:
             MismatchError: The lists differ between ranks.
@@ -370,9 +370,9 @@ class Home(Resource, Protocol):
         """Collective. Called under `CommunicationOptions(check=True)` when a replica has come back from `run`."""
         return
 
-    def save_once(self, write: Callable[[], float]) -> float:
-        """Collective. Under `saves_once`, call `write`, which saves variables, in one of the groups that have them."""
-        return write()
+    def save_once(self, write: Callable[[Mapping[int, Any]], float], told: object) -> float:
+        """Collective. Under `saves_once`, call `write`, which saves variables, in one group; it gets what all told."""
+        return write({0: told})
 
     def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
         """Local. A context that makes new variables where this one of the home is; in a home of one place, nothing."""
@@ -383,7 +383,7 @@ def common_home(variables: Sequence[BaseVariable]) -> Home:
     """Local. The one home of all these variables.
 
     Raises:
-        ValueError: No variables, variables of several homes, or one twice.
+        ValueError: There are no variables, they are of several homes, or one occurs twice.
     """
     if not variables:
         raise ValueError("an optimizer needs at least one variable, got an empty list")

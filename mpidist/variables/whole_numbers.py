@@ -41,8 +41,8 @@ def changed(name: str, value: AnyArray, array: AnyArray, method: str) -> AnyArra
     Args:
         name: The name of the variable.
         value: The value of the variable.
-        array: The array of the same dtype, as `Variable.add_array` takes it.
-        method: Under `SUBTRACT` what is subtracted comes with the other sign, which may have wrapped.
+        array: The array of the same dtype, as `BaseVariable.add_array` takes it.
+        method: The name of the method; under `SUBTRACT` the array has the other sign, which may have wrapped.
 
     Raises:
         OverflowError: It does not fit.
@@ -72,7 +72,7 @@ def changed_rows(name: str, kind: str, target: AnyArray, values: AnyArray, indic
         indices: The indices of the rows.
 
     Raises:
-        OverflowError: It would.
+        OverflowError: A number would wrap.
     """
     found = first_misfit(_CHANGES[kind], target, values, indices) if kind in _CHANGES else None
     if found is not None:

@@ -14,12 +14,14 @@ logger = logging.getLogger("mpidist")
 
 # In the name of a temporary file: `secrets.token_hex(4)`.
 _TOKEN = "[0-9a-f]{8}"
+# Of a rank's mark in a save in the background.
+_RANK = r"(\.\d+)?"
 
 
 def remove_temporaries(path: str) -> None:
     """Local. Delete the temporary files of a checkpoint: of writes to `path` that were killed."""
     directory, name = os.path.split(path)
-    form = re.compile(rf"\.{re.escape(name)}\.{_TOKEN}\.tmp")
+    form = re.compile(rf"\.{re.escape(name)}\.{_TOKEN}{_RANK}\.tmp")
     with contextlib.suppress(FileNotFoundError):
         for other in filter(form.fullmatch, os.listdir(directory or os.curdir)):
             _delete(os.path.join(directory, other))
@@ -35,7 +37,7 @@ def remove_leftovers(directory: str, prefix: str) -> None:
     """
     # Not those of `Checkpoint.write`, which needs no lock, and may be writing: the next one deletes them.
     form = re.compile(
-        rf"\.({re.escape(prefix)}-\d+{re.escape(SUFFIX)}|{STATE_FILE})\.{_TOKEN}\.tmp"
+        rf"\.({re.escape(prefix)}-\d+{re.escape(SUFFIX)}(\.metrics)?|{STATE_FILE})\.{_TOKEN}{_RANK}\.tmp"
         rf"|\.?{re.escape(LOCK_FILE)}.*\.{_TOKEN}\.tmp"
     )
     for name in filter(form.fullmatch, os.listdir(directory or os.curdir)):
@@ -46,6 +48,7 @@ def delete_checkpoints(directory: str, names: Sequence[str]) -> None:
     """Local. Delete checkpoints. One that cannot be deleted is only a warning, since the newer ones are safe."""
     for name in names:
         _delete(os.path.join(directory, name))
+        _delete(os.path.join(directory, f"{name}.metrics"))
 
 
 def _delete(path: str) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -217,7 +216,7 @@ class DirectoryLock:
         if touched != begin:
             return False
         # A new file has its time from the file system, as the lock has: the clocks of the hosts differ.
-        probe = f"{self.path}.{secrets.token_hex(4)}.tmp"
+        probe = f"{self.path}.{os.urandom(4).hex()}.tmp"
         with open(probe, "wb") as file:
             now = os.fstat(file.fileno()).st_mtime
         # The holder deletes files that seem to be left by killed jobs.
@@ -257,7 +256,7 @@ def _create(path: str, me: LockOwner) -> bool:
     too, and no process ever reads a half-written lock.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "wb") as file:
             file.write(_encode(me))

@@ -13,12 +13,11 @@ import logging
 import math
 import os
 import re
-import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import starmap
 from operator import attrgetter
 from typing import Any, NamedTuple, overload
@@ -43,11 +42,18 @@ class CheckpointEntry:
 
     Attributes:
         name: The file's name, without the directory.
-        timestamp: When it was saved, in seconds since 1970.
+        timestamp: The time at which it was saved, in seconds since 1970.
+        is_for_good: Whether it is never deleted, because of its step.
+        waited: The number of saves for which it was kept only since its metric was not known.
+        value: Its metric, where one decides which is the best; None where it was not evaluated. The state file does not
+            have it.
     """
 
     name: str
     timestamp: float
+    is_for_good: bool = False
+    waited: int = 0
+    value: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class DirectoryState:
 
     Attributes:
         entries: The checkpoints that a manager has saved and may delete one day, the latest last.
-        last_preserved: When the last checkpoint that is kept for good was saved, in seconds since 1970.
+        last_preserved: The time at which the last checkpoint that is kept for good was saved, in seconds since 1970.
         latest: Name of the checkpoint that was saved last, by a manager or not; None if there is none.
     """
 
@@ -69,21 +75,23 @@ class DirectoryWork(NamedTuple):
     """The work of the rank that manages the directory, while a checkpoint is written.
 
     Attributes:
-        before: Called one by one before the file is made.
-        announce: Called when all ranks have written, before the file gets its name.
-        after: Called when the file has its name, with the time of that in seconds since 1970.
+        before: Functions that are called one by one before the file is made.
+        announce: A function that is called when all ranks have written, before the file gets its name.
+        after: A function that is called when the file has its name, with the time of that in seconds since 1970.
+        end: A function that is called at the end of a save in the background, also of one that has failed.
     """
 
     before: Sequence[Callable[[], object]] = ()
     announce: Callable[[], object] | None = None
     after: Callable[[float], object] | None = None
+    end: Callable[[], object] | None = None
 
 
 def as_path(argument: str, value: Any) -> str:
     """Local. A path as text.
 
     Raises:
-        TypeError: It is none. `argument` is the name of the caller's argument.
+        TypeError: `value` is no path. `argument` is the name of the caller's argument.
     """
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(f"`{argument}` must be a path (a string or a pathlib.Path), got {value!r}")
@@ -104,14 +112,14 @@ def read_state(directory: str, otherwise: DirectoryState | None = None) -> Direc
     """Local. Read the state file.
 
     Args:
-        directory: Where it is.
+        directory: The directory of the state file.
         otherwise: The state if the file is lost, or damaged, which is then a warning.
 
     Returns:
         Its content, or `otherwise`: None by default, where there is no such file.
 
     Raises:
-        DamagedCheckpointError: It is empty, makes no sense, or names files outside the directory, and there is no
+        DamagedCheckpointError: It is empty, has no valid content, or names files outside the directory, and there is no
             `otherwise`.
         CheckpointError: It is no regular file.
         OSError: It cannot be read.
@@ -155,7 +163,12 @@ def _decode_state(text: str) -> DirectoryState:
     for seconds in [*times, preserved]:
         if type(seconds) not in (int, float) or not math.isfinite(seconds):
             raise ValueError(f"expected seconds since 1970, got {repr(seconds)[:200]}")
-    entries = tuple(starmap(CheckpointEntry, zip(names, map(float, times), strict=True)))
+    # Earlier versions have no such lists.
+    good, waited = content.get("for_good_model_checkpoint_paths", []), content.get("waiting_model_checkpoint_saves", {})
+    if not isinstance(good, list) or not isinstance(waited, dict) or not {*map(type, waited.values())} <= {int}:
+        raise TypeError("expected a list of names, and numbers by name")
+    more = map(set(good).__contains__, names), map(waited.get, names, [0] * len(names))
+    entries = tuple(starmap(CheckpointEntry, zip(names, map(float, times), *more, strict=True)))
     return DirectoryState(entries, float(preserved), latest or None)
 
 
@@ -174,18 +187,24 @@ def write_state(directory: str, state: DirectoryState) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    content = {
+    content: dict[str, Any] = {
         "model_checkpoint_path": state.latest or "",
         "all_model_checkpoint_paths": list(map(attrgetter("name"), state.entries)),
         "all_model_checkpoint_timestamps": list(map(attrgetter("timestamp"), state.entries)),
         "last_preserved_timestamp": state.last_preserved,
     }
+    good = list(map(attrgetter("name"), filter(attrgetter("is_for_good"), state.entries)))
+    if good:
+        content["for_good_model_checkpoint_paths"] = good
+    waited = dict(map(attrgetter("name", "waited"), filter(attrgetter("waited"), state.entries)))
+    if waited:
+        content["waiting_model_checkpoint_saves"] = waited
     path = os.path.join(directory, STATE_FILE)
     replace_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def begin_state(directory: str) -> None:
-    """Local. Make a state file that names nothing where there is none: without one, checkpoints look like a loss.
+    """Local. Make a state file that names no checkpoint where there is none: a missing one would count as lost.
 
     Raises:
         OSError: It cannot be written.
@@ -202,8 +221,11 @@ def make_latest(path: str, now: float) -> None:
     """
     directory, name = os.path.split(path)
     state = read_state(directory, DirectoryState(last_preserved=now))
-    entries = tuple(entry for entry in state.entries if entry.name != name)
-    write_state(directory, replace(state, entries=entries, latest=name))
+    entries = []
+    for entry in state.entries:
+        if entry.name != name:
+            entries.append(entry)
+    write_state(directory, replace(state, entries=tuple(entries), latest=name))
 
 
 def replace_file(path: str, data: bytes) -> None:
@@ -213,7 +235,7 @@ def replace_file(path: str, data: bytes) -> None:
         OSError: It cannot be written.
     """
     directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.tmp")
+    temporary = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         write_at(descriptor, data, 0)
@@ -269,7 +291,7 @@ def require_file(path: str) -> None:
     """Local. Raise unless there is a file of that name.
 
     Raises:
-        FileNotFoundError: Names the existing checkpoints instead.
+        FileNotFoundError: There is no such file; the text names the existing checkpoints.
         IsADirectoryError: It is the name of a directory.
     """
     if os.path.isfile(path):
@@ -308,7 +330,7 @@ def require_writable(directory: str) -> None:
 
 
 def retire(
-    state: DirectoryState, max_to_keep: int | None, keep_every_seconds: float | None
+    state: DirectoryState, max_to_keep: int | None, keep_every_seconds: float | None, spared: Set[str] = frozenset()
 ) -> tuple[DirectoryState, list[str]]:
     """Local. Choose the checkpoints that a directory has too many of.
 
@@ -317,6 +339,7 @@ def retire(
         max_to_keep: Number of checkpoints that stay, at least 1; None keeps all.
         keep_every_seconds: A checkpoint due to be deleted is kept for good if it was saved at least this many seconds
             after the last one that is kept for good, or, by a clock that was set back, before it.
+        spared: The names of those that stay beside the number.
 
     Returns:
         The state without the checkpoints that are deleted or are kept for good, and the names of those to delete.
@@ -324,8 +347,14 @@ def retire(
     if max_to_keep is None:
         return state, []
     entries, preserved, gone = list(state.entries), state.last_preserved, []
+    stay: list[CheckpointEntry] = []
     while len(entries) > max_to_keep:
         oldest = entries.pop(0)
+        if oldest.name in spared:
+            stay.append(oldest)
+            continue
+        if oldest.is_for_good:
+            continue
         # Saved before the last one that is kept: the clock was set back, and the true difference is unknown.
         was_set_back = oldest.timestamp < preserved
         if keep_every_seconds is not None and (
@@ -334,4 +363,4 @@ def retire(
             preserved = oldest.timestamp
         else:
             gone.append(oldest.name)
-    return replace(state, entries=tuple(entries), last_preserved=preserved), gone
+    return replace(state, entries=(*stay, *entries), last_preserved=preserved), gone

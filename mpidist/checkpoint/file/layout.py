@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,9 +27,10 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 
 from mpidist.comm.arithmetic.combine import named_dtype
-from mpidist.errors import CheckpointError, DamagedCheckpointError
+from mpidist.errors import CheckpointError, DamagedCheckpointError, UnavailableError
 
-FORMAT = 1
+FORMAT = 3
+FORMATS = (1, 2, 3)
 PIECE_BYTES = 1 << 20
 # Two hosts must never write into the same page of a file at the same time. Network file systems cache whole pages: the
 # host that writes its page back last overwrites the other's bytes with old ones, and no call reports an error.
@@ -38,7 +38,12 @@ PAGE_BYTES = 4096
 # The group of the library's own datasets.
 OWN_GROUP = "_mpidist"
 SAVE_COUNTER = "save_counter"
-BFLOAT16 = "bfloat16"
+# The program's own notes about a checkpoint: a text in JSON.
+METADATA = f"{OWN_GROUP}/metadata"
+# `isbuiltin` of a dtype that another package adds to NumPy: bfloat16 and float8, which have the kind V or f.
+OF_ML_DTYPES = 2
+# The value that a dataset of bytes, or of texts, holds; see `Record`.
+TEXT, BYTES, NONE = "text", "bytes", "none"
 
 # The parts of a dataset that the ranks can read: part i has the bytes [bounds[i], bounds[i + 1]). It begins with 0 and
 # ends with the number of bytes.
@@ -52,10 +57,10 @@ _RESERVED = re.compile("[%/\x00\ud800-\udfff]|^\\.")
 
 def escape(part: str) -> str:
     """Local. Turn one part of an attribute path into the name of an HDF5 link; see the module."""
-    if not part:
-        return "%"
     if part == OWN_GROUP:
         return "%5F" + part[1:]
+    if not part:
+        return "%"
     return _RESERVED.sub(
         lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), part
     )
@@ -68,23 +73,34 @@ def unescape(name: str) -> str:
 
 def join(parts: Iterable[object]) -> str:
     """Local. Make the path of a dataset from the attribute names, keys and indices that lead to it."""
-    return "/".join(map(escape, map(str, parts)))
+    names = []
+    for part in parts:
+        name = str(part)
+        # Most are names or numbers.
+        is_plain = (name.isidentifier() or name.isdecimal()) and name != OWN_GROUP
+        names.append(name if is_plain else escape(name))
+    return "/".join(names)
 
 
 def split(path: str) -> tuple[str, ...]:
     """Local. Undo `join`; all parts come back as strings."""
-    return tuple(unescape(name) for name in path.split("/")) if path else ()
+    if "%" not in path:
+        return tuple(path.split("/")) if path else ()
+    return tuple(map(unescape, path.split("/")))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Record:
     """One dataset: its place in the file's tree, and its sizes.
 
     Args:
         path: Its escaped path.
         shape: The full, global shape.
-        dtype: The dtype of NumPy; a byte string type is that of one text in UTF-8.
+        dtype: The dtype of NumPy; a byte string type is that of texts in UTF-8.
         replicas: Number of replicas whose components the first dimension holds; 0 where all share one value.
+        kind: The value that the bytes hold where that is no array of numbers: `TEXT` for a text that no byte
+            string type keeps (it ends with NUL, or is no valid Unicode), `BYTES` for bytes, `NONE` for None. The name
+            of the dtype where `dtype` is that of its bits, since this Python lacks ml_dtypes.
 
     Attributes:
         size: Number of elements.
@@ -98,23 +114,36 @@ class Record:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     replicas: int = 0
+    kind: str = ""
     size: int = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
     component_bytes: int = field(init=False, repr=False, compare=False)
     component_pieces: int = field(init=False, repr=False, compare=False)
     piece_count: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        size = math.prod(self.shape)
-        nbytes = size * self.dtype.itemsize
-        components = max(1, self.replicas)
+    # A frozen dataclass's own would set attribute after attribute by a call each, and there may be 10,000 datasets.
+    def __init__(
+        self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], replicas: int = 0, kind: str = ""
+    ) -> None:
+        size = math.prod(shape)
+        nbytes = size * dtype.itemsize
+        components = replicas or 1
         component_bytes = nbytes // components
         component_pieces = -(-component_bytes // PIECE_BYTES)
-        # The class is frozen: its attributes are set once, here.
         vars(self).update(
-            size=size, nbytes=nbytes, component_bytes=component_bytes, component_pieces=component_pieces,
+            path=path, shape=shape, dtype=dtype, replicas=replicas, kind=kind, size=size, nbytes=nbytes,
+            component_bytes=component_bytes, component_pieces=component_pieces,
             piece_count=components * component_pieces,
         )
+
+    def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
+        """Local. The ranks of a restore get the records of the first one."""
+        return Record, (self.path, self.shape, self.dtype, self.replicas, self.kind)
+
+    @property
+    def type_name(self) -> str:
+        """Local. The kind, or the name of the dtype, for people."""
+        return self.kind or (TEXT if self.dtype.kind == "S" else self.dtype.name)
 
     def piece(self, number: int) -> tuple[int, int]:
         """Local. The first byte of a piece and the one after its last."""
@@ -122,6 +151,11 @@ class Record:
         first = component * self.component_bytes
         start, stop = place * PIECE_BYTES, min((place + 1) * PIECE_BYTES, self.component_bytes)
         return first + start, first + stop
+
+    def piece_at(self, byte: int) -> int:
+        """Local. The number of the piece that has a byte."""
+        component, place = divmod(byte, self.component_bytes)
+        return component * self.component_pieces + place // PIECE_BYTES
 
 
 class Piece(NamedTuple):
@@ -162,12 +196,16 @@ def deal(
         pieces: list[Piece] = []
         for part in parts:
             begin, end = (0, record.nbytes) if own is None else (own[part], own[part + 1])
-            if own is None or record.replicas:
+            if own is None and not record.replicas and record.nbytes < PAGE_BYTES:
+                # See `share`.
+                numbers = range(record.piece_count if rank == 0 else 0)
+            elif own is None or record.replicas:
                 numbers = share(record, number, rank, size)
             else:
                 numbers = range(begin // PIECE_BYTES, -(-end // PIECE_BYTES) if begin < end else 0)
             for piece in numbers:
-                start, stop = record.piece(piece)
+                # Most are small.
+                start, stop = (0, record.nbytes) if record.piece_count == 1 else record.piece(piece)
                 pieces.append(Piece(first + piece, max(start, begin), min(stop, end)))
         dealt.append(pieces)
         first += record.piece_count
@@ -221,17 +259,10 @@ def page_share(bounds: Bounds, part: int) -> tuple[int, int]:
     return start, stop
 
 
-def joined_checksum(first: int, second: int, count: int) -> int:
-    """Local. Compute the CRC32 of bytes from that of their first part and that of the other one, of `count` bytes."""
-    # A CRC is linear, but for what it begins with: zeros in the place of the second part show what the first gives.
-    zeros = bytes(count)
-    return zlib.crc32(zeros, first) ^ zlib.crc32(zeros) ^ second
-
-
 @cache
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Local. The dtype of a dataset in the file: of bfloat16, which HDF5 does not have, it holds the bits."""
-    return np.dtype("<u2") if dtype.name == BFLOAT16 else dtype
+    """Local. The dtype of a dataset in the file: of those of ml_dtypes, which HDF5 lacks, it holds the bits."""
+    return np.dtype(f"<u{dtype.itemsize}") if dtype.isbuiltin == OF_ML_DTYPES else dtype
 
 
 def encode_index(records: Sequence[Record], shared: Mapping[str, str]) -> bytes:
@@ -246,47 +277,77 @@ def encode_index(records: Sequence[Record], shared: Mapping[str, str]) -> bytes:
     """
     arrays = []
     for record in records:
-        dtype = BFLOAT16 if record.dtype.name == BFLOAT16 else record.dtype.str
+        dtype = record.dtype.name if record.dtype.isbuiltin == OF_ML_DTYPES else record.dtype.str
         array = {"path": record.path, "shape": list(record.shape), "dtype": dtype}
-        arrays.append({**array, "replicas": record.replicas} if record.replicas else array)
+        if record.replicas:
+            array["replicas"] = record.replicas
+        if record.kind:
+            array["kind"] = record.kind
+        arrays.append(array)
     return json.dumps({"format": FORMAT, "arrays": arrays, "shared": dict(shared)}).encode("ascii")
 
 
-def decode_index(text: bytes) -> tuple[list[Record], dict[str, str]]:
+def decode_index(text: bytes) -> tuple[list[Record], dict[str, str], int]:
     """Local. Undo `encode_index`.
+
+    Returns:
+        The datasets, the shared paths and the number of the format.
 
     Raises:
         CheckpointError: A later version of mpidist wrote it.
         DamagedCheckpointError: It says what no checkpoint can hold.
     """
     content = json.loads(text)
-    if content["format"] != FORMAT:
+    if content["format"] not in FORMATS:
         raise CheckpointError(
-            f"expected a checkpoint of format {FORMAT}, got format {content['format']!r}; update mpidist to read it"
+            f"expected a checkpoint of format {FORMAT} or lower, got format {content['format']!r}; update "
+            "mpidist to read it"
         )
     records, shared = list(map(_record, content["arrays"])), content["shared"]
     if not isinstance(shared, dict) or not all(map(_is_path, [*shared, *shared.values()])):
         raise DamagedCheckpointError(f"its index has impossible shared paths {_shown(shared)}")
     paths = {record.path for record in records}
     leaves = [record.path for record in records] + [alias for alias, path in shared.items() if path in paths]
-    inner = {path[:at] for path in leaves for at in range(len(path)) if path[at] == "/"}
+    inner: set[str] = set()
+    for path in leaves:
+        way = path.rpartition("/")[0]
+        while way and way not in inner:
+            inner.add(way)
+            way = way.rpartition("/")[0]
     if len(set(leaves)) < len(leaves) or not inner.isdisjoint(leaves):
         raise DamagedCheckpointError(
             "two of its datasets have the same path, or the path of one is inside that of another"
         )
-    return records, shared
+    return records, shared, content["format"]
 
 
 def _record(array: Any) -> Record:
-    path, shape, dtype, replicas = array["path"], array["shape"], array["dtype"], array.get("replicas", 0)
+    path, shape, name, replicas = array["path"], array["shape"], array["dtype"], array.get("replicas", 0)
+    kind = array.get("kind", "")
     is_possible = (
-        _is_path(path) and isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-        and isinstance(dtype, str) and stored_dtype(named_dtype(dtype)).kind in "biufcS"
-        and type(replicas) is int and (replicas == 0 or [replicas] == shape[:1])
+        (_is_path(path) or path == METADATA) and isinstance(shape, list)
+        and all(type(n) is int and n >= 0 for n in shape) and isinstance(name, str)
+        and type(replicas) is int and (replicas == 0 or [replicas] == shape[:1]) and kind in ("", TEXT, BYTES, NONE)
     )
+    if is_possible:
+        dtype, is_known = _dtype_of(name)
+        kind = kind if is_known else name
+        is_possible = stored_dtype(dtype).kind in "biufcS" and not (
+            kind in (TEXT, BYTES, NONE) and dtype.kind != "S" and (dtype != np.uint8 or len(shape) != 1)
+        )
     if not is_possible:
         raise DamagedCheckpointError(f"its index has an impossible entry {_shown(array)}")
-    return Record(path, tuple(shape), named_dtype(dtype), replicas)
+    return Record(path, tuple(shape), dtype, replicas, kind)
+
+
+@cache
+def _dtype_of(name: str) -> tuple[np.dtype[Any], bool]:
+    """The dtype of a name in the index, or that of its bits, and whether it is known here."""
+    try:
+        return named_dtype(name), True
+    except UnavailableError:
+        # The bits can be looked at. A variable of this dtype cannot exist here.
+        return np.dtype("<u2" if name == "bfloat16" else "u1"), False
 
 
 def _is_path(path: object) -> bool:
@@ -307,6 +368,8 @@ def resolve(path: str, shared: Mapping[str, str]) -> str:
     Returns:
         The stored path; `path` itself where no part of it is shared.
     """
+    if not shared:
+        return path
     way = ""
     for part in path.split("/"):
         way = f"{way}/{part}" if way else part

@@ -30,13 +30,22 @@ def read_at(descriptor: int, count: int, offset: int) -> bytearray:
         OSError: A failure of the system.
     """
     data = bytearray(count)
-    view = memoryview(data)
+    read_into(descriptor, memoryview(data), offset)
+    return data
+
+
+def read_into(descriptor: int, view: memoryview, offset: int) -> None:
+    """Local. Fill memory with the bytes of a file from `offset` on.
+
+    Raises:
+        CheckpointError: The file ends too early.
+        OSError: A failure of the system.
+    """
     while view:
         got = os.preadv(descriptor, [view[:_CALL_BYTES]], offset)
         if got == 0:
             raise CheckpointError(f"expected {len(view)} more bytes at {offset}, but the file ends: it was truncated")
         view, offset = view[got:], offset + got
-    return data
 
 
 def sync_directory(path: str) -> None:

@@ -49,7 +49,7 @@ class Deadline:
         """Local. Begin the grace period.
 
         Args:
-            known_at: When the end of the job was known first on any rank.
+            known_at: The time at which the end of the job was known first on any rank.
             seconds: The length of the period from then on.
         """
         self._grace_ends = known_at + seconds

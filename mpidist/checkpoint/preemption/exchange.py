@@ -11,10 +11,10 @@ class Exchange:
     """One search for the largest numbers of all ranks, which is pending during each step.
 
     Args:
-        begin: Begins one.
+        begin: A function that begins a search.
 
     Attributes:
-        count: The number of those that this rank has begun.
+        count: The number of searches that this rank has begun.
     """
 
     def __init__(self, begin: BeginMax) -> None:
@@ -23,18 +23,18 @@ class Exchange:
         self.count = 0
 
     def hear(self) -> tuple[int, int]:
-        """Collective. The end of the last search: the largest reason, and milliseconds; zeros before the first one."""
+        """Collective. End the last search; return the largest reason, and milliseconds; zeros before the first one."""
         reason, milliseconds, _, _ = self._wait()
         self._pending = None
         return reason, milliseconds
 
     def tell(self, reason: int, milliseconds: int, *, has_failed: bool = False) -> None:
-        """Collective. Begin the next one.
+        """Collective. Begin the next search.
 
         Args:
             reason: The reason of which this rank has a notice.
-            milliseconds: Since when.
-            has_failed: Whether it makes no further step.
+            milliseconds: The time since that notice.
+            has_failed: Whether this rank makes no further step.
         """
         self._pending = self._begin([reason, milliseconds, int(has_failed), -reason])
         self.count += 1
@@ -45,10 +45,11 @@ class Exchange:
         It shows whether a rank has failed.
 
         Args:
-            look: Called while it waits, since a rank that has failed in its step begins no search. It may raise.
+            look: A function that is called during the wait, since a rank that has failed in its step begins no search.
+                It may raise.
 
         Returns:
-            Whether one has, and all ranks know a reason, so that all of them wait here.
+            Whether a rank has failed, and all ranks know a reason, so that all of them wait here.
         """
         _, _, has_failed, least = self._wait(look)
         return has_failed > 0 and -least > 0

@@ -60,7 +60,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
     ends with the job. A signal to the evaluator alone is no notice.
 
     Args:
-        cluster_resolver: As in tf.distribute; may be None. The ranks that share the variables take part.
+        cluster_resolver: An argument of tf.distribute, which changes nothing; may be None. The ranks that share the
+            variables take part.
         checkpoint_or_checkpoint_manager: The objects to save. With several ranks all variables must exist already.
         checkpoint_dir: The directory, for a `Checkpoint`; its latest checkpoint is kept.
         termination_config: The settings; default: `TerminationConfig()`.
@@ -132,7 +133,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             watch(config.termination_watcher_fn, self._notice)
 
     def _look_at_directory(self, is_written_here: bool) -> None:
-        """Collective. Find out now: when the job is about to end it is too late."""
+        """Collective. Check now that checkpoints can be saved there: when the job is about to end it is too late."""
         directory = self._manager.directory
         on_first_rank(
             self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
@@ -189,8 +190,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
         `total_run_calls` of the checkpoint is the number of steps in it; after the step it is one less.
 
         Args:
-            *args: For `save_fn` of the settings; else for `CheckpointManager.save`.
-            **kwargs: Likewise.
+            *args: Arguments of the settings' `save_fn`; without one, of `CheckpointManager.save`.
+            **kwargs: Keyword arguments of the same function.
 
         Raises:
             SystemExit, OSError, CheckpointError: See `run`.
@@ -265,7 +266,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         """Collective. Send this rank's notices to all ranks, and receive what they sent in the last call.
 
         Returns:
-            The largest reason of all ranks, the milliseconds since it was known, and when that was sent.
+            The largest reason of all ranks, the milliseconds since it was known, and the time at which that was sent.
         """
         self._deadline.note_call(self._clock())
         order = self._group.order
@@ -324,6 +325,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
         else:
             due = {} if len(args) > 1 else {"check_interval": False}
             saved = self._manager.save(*args, **{**due, **kwargs})
+        # One in the background may be under way; the program is about to end.
+        self._manager.sync()
         if self._group.rank == 0:
             logger.warning(
                 "the job is about to end (%s): saved %s in %.1f s, after %d steps",
@@ -333,7 +336,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         return saved
 
     def _requeue(self, saved: object) -> None:
-        """Collective. Have the job queued again, if that is wanted; what speaks against it is a warning of rank 0."""
+        """Collective. Let the job be requeued, if that is wanted; where it is not, rank 0 warns with the reason."""
         if not self._config.requeue:
             return
         on_first_rank(self._group, "requeueing the job", lambda: self._requeueing.requeue(saved))

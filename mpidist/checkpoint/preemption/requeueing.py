@@ -37,9 +37,9 @@ class Requeueing:
     """Local. The conditions under which the job is requeued.
 
     Args:
-        manager: Saves the checkpoints; it has restored the latest one.
-        most: Not more often than this; None: as often as it takes.
-        has_come_further: Returns whether steps were made since then.
+        manager: The manager that saves the checkpoints; it has restored the latest one.
+        most: The largest number of requeues; None: no limit.
+        has_come_further: A function that returns whether steps were made since then.
     """
 
     def __init__(self, manager: CheckpointManager, most: int | None, has_come_further: Callable[[], bool]) -> None:
@@ -79,7 +79,7 @@ class Requeueing:
         return self._has_come_further() and (is_own or (bool(latest[0]) and latest != self._started_from))
 
     def _latest(self) -> tuple[str, int]:
-        """The latest checkpoint, and when it was written."""
+        """The latest checkpoint, and the time at which it was written."""
         path = self._manager.latest_checkpoint
         if path is None:
             return "", 0

@@ -16,17 +16,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.preemption.calling_out import CallingOut, Counts
 from mpidist.checkpoint.preemption.exchange import Exchange
-from mpidist.checkpoint.walk.states import GeneratorState, State
+from mpidist.checkpoint.walk.states import GeneratorState, Stateful
 from mpidist.cluster.signals import SIGNALS, Notice
-from mpidist.comm.group.calling_out import CallingOut
 from mpidist.comm.group.communicator import Communicator
-from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.errors import MpidistError, RankError
 from mpidist.failures.deaths import WATCH
 from mpidist.failures.watchdog import WATCHDOG
@@ -53,23 +52,15 @@ class Facts(NamedTuple):
 
     Attributes:
         steps: The complete steps.
-        calls: The number of signed calls on their communicator.
-        noted: The number of all calls there.
-        barriers: The number of barriers of their node.
-        comparisons: The number of comparisons between nodes that they have begun.
         exchanges: The number of exchanges of notices that the rank has made.
         reason: Its notice; 0 if it has none.
-        broken: The call that it has left in the middle; empty if there is none.
+        counts: The counts of its communicators, by their identities.
     """
 
     steps: int
-    calls: int
-    noted: int
-    barriers: int
-    comparisons: int
     exchanges: int
     reason: int
-    broken: str
+    counts: dict[Hashable, Counts]
 
 
 class LightStates:
@@ -78,14 +69,14 @@ class LightStates:
     Other objects change in calls of all ranks only, or with the variables that they are made of.
 
     Args:
-        checkpoint: Holds the objects.
+        checkpoint: The checkpoint that holds the objects.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._attributes: tuple[int, ...] = ()
-        self._objects: list[State] = []
-        self._kept: list[tuple[State, Any]] = []
+        self._objects: list[Stateful] = []
+        self._kept: list[tuple[Stateful, Any]] = []
         self._steps = -1
 
     def keep(self, steps: int) -> None:
@@ -119,12 +110,12 @@ class LightStates:
                 one.load_state(state)
 
 
-def _is_light(state: State) -> bool:
+def _is_light(state: Stateful) -> bool:
     return isinstance(state, GeneratorState) or type(state).__module__.startswith("mpidist.data.")
 
 
 class Handler(Protocol):
-    """A handler, as a rescue uses it."""
+    """The part of a handler that a rescue uses."""
 
     def look_again(self, steps: int) -> None:
         """Collective. Check for a notice as a step does, `steps` steps after the last one counted here."""
@@ -145,7 +136,7 @@ class Rescue:
     Args:
         checkpoint: The checkpoint or manager that saves.
         group: The ranks that save together.
-        sibling: The same ranks, on a communicator without pending messages.
+        sibling: A communicator of the same ranks, without pending messages.
         notice: The notice of this rank.
         exchange: The exchange of notices.
         handler: The handler of these steps.
@@ -203,7 +194,7 @@ class Rescue:
         """Local. Note that a step is complete.
 
         Args:
-            complete: The number of steps that are.
+            complete: The number of complete steps.
         """
         self.complete = complete
         self.count += 1
@@ -219,7 +210,7 @@ class Rescue:
             )
 
     def _others(self) -> list[Rescue]:
-        """Those of the other handlers over the same ranks that the program has."""
+        """The rescues of the program's other handlers over the same ranks."""
         return [one for one in _rescues if one is not self and one.is_over(self._group)]
 
     def is_over(self, group: Communicator) -> bool:
@@ -234,7 +225,7 @@ class Rescue:
         """Local. Leave the calls before the next step, if another rank does not make that step.
 
         Raises:
-            RankError: Another rank has failed, and calls; on every rank.
+            RankError: Another rank has failed, and calls the others; on every rank.
             SystemExit: The ranks have saved together.
         """
         if not self._is_on or self._is_under_way:
@@ -325,23 +316,13 @@ class Rescue:
         return any(may_have_one_name(state % NEXT, CODES["save"]) and state // NEXT > own for state in states)
 
     def _end_together(self, handler: Handler) -> None:
-        order, barrier = self._group.order, self._group.order.barrier
-        barriers = barrier.count if isinstance(barrier, NodeBarrier) else 0
+        mine: dict[Hashable, Counts] = {one.order.identity: Counts.of(one) for one in self._calling.communicators}
         everyone = self._sibling.all_gather_object(
-            Facts(
-                self.complete, order.number, self._group.calls.number, barriers, order.comparisons,
-                self._exchange.count, self._notice.reason, order.broken,
-            )
+            Facts(self.complete, self._exchange.count, self._notice.reason, mine)
         )
-        if any(one.broken for one in everyone):
+        if any(counts.broken for one in everyone for counts in one.counts.values()):
             return
-        order.go_on_at(max(one.calls for one in everyone), max(one.noted for one in everyone))
-        if isinstance(barrier, NodeBarrier):
-            barrier.go_on_at(max(one.barriers for one in everyone))
-        self._calling.take_back()
-        # No rank uses the page before all have continued.
-        self._sibling.barrier()
-        order.catch_up(max(one.comparisons for one in everyone))
+        self._calling.go_on([one.counts for one in everyone], self._sibling.barrier)
         self._exchange.end(max(one.exchanges for one in everyone))
         handler.end_after(max(one.steps for one in everyone), max(one.reason for one in everyone))
 

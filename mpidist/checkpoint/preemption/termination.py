@@ -24,13 +24,15 @@ class TerminationConfig(FixedAttributes):
     Under `ParameterServerStrategy` the functions are called on the chief alone.
 
     Args:
-        termination_watcher_fn: Called every second in a thread of its own, on each rank; it returns True when the job
-            is about to end. It must not communicate. An exception of it is raised by the handler's next call.
-        exit_fn: Called on each rank after the last checkpoint; default: `sys.exit(exit_code)`. If it returns, training
-            continues, and nothing is saved any more.
+        termination_watcher_fn: A function that is called every second in a thread of its own, on each rank; it returns
+            True when the job is about to end. It must not communicate. An exception of it is raised by the handler's
+            next call.
+        exit_fn: A function that is called on each rank after the last checkpoint; default: `sys.exit(exit_code)`. If it
+            returns, training continues, and nothing is saved any more.
         grace_period: Seconds from a notice to the end of the job. A checkpoint is saved at once, training continues
             as long as six steps and a save fit, and then the last checkpoint is saved. With 0 there is one checkpoint.
-        save_fn: Called on each rank instead of saving, with the arguments of `save_checkpoint_if_preempted`.
+        save_fn: A function that is called on each rank instead of saving, with the arguments of
+            `save_checkpoint_if_preempted`.
         signals: The signals that are notices, on any rank.
         time_limit: Seconds from the construction of the handler to the end of the job; default: the time limit of the
             Slurm job, if there is one.
@@ -103,7 +105,7 @@ def watch(function: Callable[[], Any], notice: Notice) -> None:
     """Local. Call a function of the user's every second, in a thread of its own that ends with the notice.
 
     Args:
-        function: Returns whether the job is about to end.
+        function: A function that returns whether the job is about to end.
         notice: The notice to set.
     """
     arguments = (function, weakref.ref(notice))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ from mpidist import launch
 from mpidist.arrays import AnyArray
 from mpidist.checkpoint.file.layout import Record
 from mpidist.checkpoint.file.saved import SavedArray
-from mpidist.checkpoint.walk.states import State
+from mpidist.checkpoint.walk.registered import Component
+from mpidist.checkpoint.walk.states import Stateful
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.first_rank import is_chief, role_rank
@@ -32,7 +33,7 @@ class NestedCheckpoint:
 
     def held_objects(self) -> list[tuple[Parts, object]]:
         """Local. The objects with their paths, in the order of names."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define held_objects()")
 
 
 class Leaf(NamedTuple):
@@ -40,14 +41,15 @@ class Leaf(NamedTuple):
 
     Attributes:
         record: Its dataset.
-        value: The variable, or the array; one of another checkpoint where it still waits there to be taken back.
+        value: The variable, the array, or this rank's component of one; one of another checkpoint where it still waits
+            there to be taken back.
         group: The ranks over which the variable spans; None for an array.
         in_state: Whether an object with `state` gave it, and takes it back.
         is_named: Whether it belongs to a variable of the object's `built_on`, whose path is part of its own.
     """
 
     record: Record
-    value: BaseVariable | AnyArray | SavedArray
+    value: BaseVariable | AnyArray | SavedArray | Component
     group: Communicator | None
     in_state: bool
     is_named: bool
@@ -68,7 +70,7 @@ class Found:
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
-    states: dict[str, State] = field(default_factory=dict)
+    states: dict[str, Stateful] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
     modules: list[Module | NestedCheckpoint] = field(default_factory=list)
     lost: dict[str, object] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class Found:
         Where no variable spans several ranks, the objects with state decide: a distributed iterator for instance.
 
         Raises:
-            ValueError: Variables, or such objects, of different groups.
+            ValueError: Variables, or such objects, are of different groups.
         """
         alone: Communicator | None = None
         variables: dict[str, Communicator] = {}
@@ -105,11 +107,25 @@ class Found:
                 )
         return next(iter(members.values()), None) or alone or SoloCommunicator()
 
+    def places_in_group(self) -> dict[str, Any]:
+        """Local. The `place_in_group` of the objects that have one, by path; see `Stateful`."""
+        # Looked up on the class, as `states.state_of` does.
+        kept: dict[str, Any] = {
+            path: state for path, state in self.states.items() if hasattr(type(state), "place_in_group")
+        }
+        return {path: state.place_in_group for path, state in kept.items() if state.place_in_group is not None}
+
+    def note_places(self, of_groups: Mapping[int, Mapping[str, Any]]) -> None:
+        """Local. Tell the objects with a place what the other groups' `places_in_group` are."""
+        for path in self.places_in_group():
+            state: Any = self.states[path]
+            state.note_places({group: places[path] for group, places in of_groups.items() if path in places})
+
     def servers(self) -> ServedHome | None:
         """Local. Find the home of the variables that are on parameter servers; None where there are none.
 
         Raises:
-            ValueError: Variables of several strategies.
+            ValueError: The variables are of several strategies.
         """
         homes: dict[int, ServedHome] = {}
         for leaf in self.leaves.values():
@@ -130,7 +146,7 @@ class Found:
         return group.mpi is not None or self.servers() is not None or _writes_what_is_its_own(role_rank())
 
     def calls(self, group: Communicator) -> Calls:
-        """Local. Notes what the ranks of `group`, which is the objects' own, do together."""
+        """Local. The record of the calls that the ranks of `group`, which is the objects' own, make together."""
         variable = self.variable(group)
         return group.calls if variable is None else variable.calls
 

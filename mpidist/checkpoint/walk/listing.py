@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from operator import itemgetter
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from mpidist.arguments import described
-from mpidist.checkpoint.file.layout import SAVE_COUNTER, Record
+from mpidist.checkpoint.file.layout import METADATA, SAVE_COUNTER, Record
+from mpidist.checkpoint.file.metadata import encode_metadata
 from mpidist.checkpoint.file.saved import SavedArray
 from mpidist.checkpoint.transfer import ArrayToWrite
 from mpidist.checkpoint.walk.found import Found
+from mpidist.checkpoint.walk.registered import Component
 from mpidist.comm.group.agreement import exchange, name_ranks, require_same
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, mark_shared
@@ -30,14 +33,14 @@ def list_together(
     Args:
         communicator: The ranks that have to agree.
         step: The operation, for the error.
-        function: Gives a result and one line for each object. Must not communicate.
+        function: A function that returns a result and one line for each object. It must not communicate.
         path: The path of the checkpoint, which must be the same, too.
 
     Returns:
         This rank's result.
 
     Raises:
-        MismatchError: Shows the paths, or the first line that differs.
+        MismatchError: The lists or paths differ; the text shows the paths, or the first line that differs.
         Exception: What `function` raised on some rank; see `agreement.together`.
     """
     result: T | None = None
@@ -55,7 +58,7 @@ def list_together(
 
 
 def arrays_to_write(
-    found: Found, communicator: Communicator, counter: int | None
+    found: Found, communicator: Communicator, counter: int | None, metadata: Mapping[str, Any] | None = None
 ) -> tuple[list[ArrayToWrite], list[str]]:
     """Local. List the arrays to write.
 
@@ -63,12 +66,14 @@ def arrays_to_write(
         found: The objects.
         communicator: The ranks that write.
         counter: Number of saves, which is written too; None leaves it out.
+        metadata: Notes of the program's own; None leaves them out.
 
     Returns:
         The arrays, and for each a line that must be the same on all ranks.
 
     Raises:
         ValueError: An object has the path of the counter, or a value would be lost.
+        TypeError: JSON cannot hold the metadata.
         InterruptedCallError: Variables may hold the half of a step.
     """
     communicator.order.require_whole("a save")
@@ -83,7 +88,7 @@ def arrays_to_write(
     arrays: list[ArrayToWrite] = []
     lines: list[str] = []
     for record, value, group, *_ in found.leaves.values():
-        line = f"{record.path!r} of shape {record.shape} and dtype {record.dtype}"
+        line = f"{record.path!r} of shape {record.shape} and dtype {_text_of(record.dtype)}"
         if isinstance(value, BaseVariable) and group is not None and group.size == communicator.size:
             # Each rank writes a part.
             line += f", strategy number {value.home.strategy_number}, variable number {value.number}"
@@ -92,6 +97,9 @@ def arrays_to_write(
             arrays.append(ArrayToWrite(record, value.reader, bounds, value.owners))
         elif isinstance(value, SavedArray):
             arrays.append(ArrayToWrite(record, value.reader))
+        elif isinstance(value, Component):
+            edges = range(0, record.nbytes + 1, value.array.nbytes) if value.array.nbytes else None
+            arrays.append(ArrayToWrite(record, value.reader, None if edges is None else tuple(edges)))
         else:
             # Each rank has its own copy, and each writes some bytes of it: the copies have to be the same.
             array = value.reader()(0, value.size) if isinstance(value, BaseVariable) else value
@@ -105,7 +113,16 @@ def arrays_to_write(
         record = Record(SAVE_COUNTER, (), np.dtype(np.int64))
         arrays.append(ArrayToWrite(record, np.array(counter, np.int64)))
         lines.append(f"save number {counter}")
+    if metadata is not None:
+        text = encode_metadata(metadata).encode("ascii")
+        note = np.array(text, f"S{len(text)}")
+        arrays.append(ArrayToWrite(Record(METADATA, (), note.dtype), note))
+        lines.append(f"metadata of checksum {zlib.crc32(text):08x}")
     return arrays, lines
+
+
+# NumPy makes the text again each time, which takes longer than the rest of a line.
+_text_of = cache(str)
 
 
 def number_of(value: object, communicator: Communicator) -> str:

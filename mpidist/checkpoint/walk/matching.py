@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpidist.checkpoint.file.choice import can_cast
 from mpidist.checkpoint.file.layout import unescape
 from mpidist.checkpoint.file.saved import Saved, SavedArray, SavedFile
-from mpidist.checkpoint.walk.found import Found
-from mpidist.checkpoint.walk.states import State
+from mpidist.checkpoint.walk.found import Found, Leaf
+from mpidist.checkpoint.walk.registered import RegisteredState, why_not
+from mpidist.checkpoint.walk.states import Stateful
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.errors import CheckpointError
 from mpidist.options import VariableAggregation
@@ -29,12 +31,14 @@ class Match:
         variables: Variables that are restored one by one, each with its saved array.
         states: Objects that restore themselves, each with everything saved of it.
         missing: Paths of variables and objects of which nothing was saved.
+        unfit: The reasons why values do not fit, by path, where a part may be restored.
         paths: All variables, also those of a state, with their paths in the file.
     """
 
     variables: dict[str, tuple[BaseVariable, SavedArray]] = field(default_factory=dict)
-    states: dict[str, tuple[State, Saved]] = field(default_factory=dict)
+    states: dict[str, tuple[Stateful, Saved]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    unfit: dict[str, str] = field(default_factory=dict)
     paths: list[tuple[BaseVariable, str]] = field(default_factory=list)
 
 
@@ -51,40 +55,74 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
         The objects with their saved arrays.
 
     Raises:
-        CheckpointError: Lists the variables that have another shape, dtype or kind than was saved.
+        CheckpointError: Lists the variables that have another shape, dtype or kind than was saved, unless a part may be
+            restored; or integers are out of the range of the dtype that they are converted to.
     """
-    match = Match()
-    wrong: list[str] = []
+    match, choice = Match(), file.choice
+    # By path, but for variables in states: of these a state restores what fits.
+    wrong: dict[str, str] = {}
+    foreign = [path for path, state in found.states.items() if isinstance(state, RegisteredState)]
     for path, leaf in found.leaves.items():
         if leaf.is_named or isinstance(leaf.value, SavedArray):
             continue  # its object looks for it under the path that the variable had when it was saved
+        if not any(map(choice.takes, found.names_of(path))):
+            continue
         saved = _find(found, file, path)
         if saved is None:
             match.missing.extend(_lacking(found, path))
             continue
-        if not isinstance(leaf.value, BaseVariable):
-            continue  # its object takes it back as it was saved
-        if isinstance(saved, SavedArray) and leaf.value.restored_by <= number:
+        why = _why_not_leaf(path, leaf, saved, foreign if choice.partial else [])
+        if why is not None:
+            wrong[path] = why
+        elif isinstance(leaf.value, BaseVariable) and leaf.value.restored_by <= number:
             match.paths.append((leaf.value, saved.name))
-        if (
-            _fits(path, leaf.value, saved, wrong, in_state=leaf.in_state)
-            and not leaf.in_state and leaf.value.restored_by <= number and done.isdisjoint(found.names_of(path))
-        ):
-            match.variables[path] = leaf.value, saved
-    for path, state in found.states.items():
-        saved = _find(found, file, path)
-        if saved is not None and done.isdisjoint(found.names_of(path)):
-            match.states[path] = state, saved
-    if wrong:
-        more = f", and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise CheckpointError(
-            f"{file.contents.path!r} does not fit the objects: {'; '.join(wrong[:8])}{more}. Nothing was changed. "
-            "Build the objects as they were when it was saved, or leave out those that differ"
-        )
+            if not leaf.in_state and done.isdisjoint(found.names_of(path)):
+                match.variables[path] = leaf.value, saved
+    _match_states(match, found, file, done, wrong)
+    if wrong and not choice.partial:
+        raise _misfit(file, list(wrong.values()))
+    match.unfit = wrong
     return match
 
 
-def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple[list[str], list[str]]:
+def _why_not_leaf(path: str, leaf: Leaf, saved: Saved, foreign: list[str]) -> str | None:
+    """Why a leaf cannot take what was saved; None where it can, and of values that their objects take back as saved.
+
+    Args:
+        path: The path of the leaf.
+        leaf: The leaf.
+        saved: What was saved.
+        foreign: The paths of objects that take a part of their plain values.
+    """
+    if isinstance(leaf.value, BaseVariable):
+        return _why_not(path, leaf.value, saved, in_state=leaf.in_state)
+    if any(path.startswith(f"{one}/") for one in foreign):
+        why = why_not(leaf.value, saved)
+        return None if why is None else f"{path!r}: {why}"
+    return None
+
+
+def _match_states(match: Match, found: Found, file: SavedFile, done: set[str], wrong: dict[str, str]) -> None:
+    for path, state in found.states.items():
+        if not any(map(file.choice.takes, found.names_of(path))):
+            continue
+        saved = _find(found, file, path)
+        # These two take what fits; of another one nothing is certain.
+        is_part = hasattr(type(state), "built_on") or isinstance(state, RegisteredState)
+        is_whole = is_part or not any(one.startswith(f"{path}/") for one in wrong)
+        if saved is not None and is_whole and done.isdisjoint(found.names_of(path)):
+            match.states[path] = state, saved
+
+
+def _misfit(file: SavedFile, texts: list[str]) -> CheckpointError:
+    more = f", and {len(texts) - 8} more" if len(texts) > 8 else ""
+    return CheckpointError(
+        f"{file.contents.path!r} does not fit the objects: {'; '.join(texts[:8])}{more}. Nothing was changed. Build "
+        "the objects as they were when it was saved, leave out those that differ, or restore what fits: `partial=True`"
+    )
+
+
+def state_apart(found: Found, file: SavedFile, path: str, state: Stateful) -> tuple[list[str], list[str]]:
     """Local. Find the values that an object with state by variables has not taken, since it has other variables.
 
     Args:
@@ -147,34 +185,50 @@ def _lacking(found: Found, path: str) -> list[str]:
     return [path]
 
 
-def _fits(path: str, variable: BaseVariable, saved: Saved, wrong: list[str], *, in_state: bool) -> bool:
+class _Types(NamedTuple):
+    """Both dtypes, as a text for a message."""
+
+    variable: BaseVariable
+    saved: SavedArray
+
+    def __str__(self) -> str:
+        return f"(dtype {self.variable.dtype}, saved {self.saved.type_name})"
+
+
+def _why_not(path: str, variable: BaseVariable, saved: Saved, *, in_state: bool) -> str | None:
+    """Why a variable cannot take what was saved, with both shapes and dtypes; None where it can."""
     if not isinstance(saved, SavedArray):
-        wrong.append(f"{path!r} is a variable of shape {variable.shape}, but several arrays were saved below that path")
-    elif variable.is_per_replica and not saved.replicas:
-        wrong.append(
+        return f"{path!r} is a variable of shape {variable.shape}, but several arrays were saved below that path"
+    # Most fit: the text is made for those that do not.
+    types = _Types(variable, saved)
+    if variable.is_per_replica and not saved.replicas:
+        return (
             f"{path!r} has a component of shape {variable.shape} on each replica (ON_READ with aggregation NONE), but "
-            f"one value of shape {saved.shape} was saved for all"
+            f"one value of shape {saved.shape} was saved for all {types}"
         )
-    elif saved.replicas and not variable.is_per_replica:
-        wrong.append(
+    if saved.replicas and not variable.is_per_replica:
+        return (
             f"{path!r} has one value of shape {variable.shape} for all replicas, but components of {saved.replicas} "
-            f"replicas (ON_READ with aggregation NONE) were saved, of shape {saved.shape}"
+            f"replicas (ON_READ with aggregation NONE) were saved, of shape {saved.shape} {types}"
         )
-    elif saved.replicas and saved.shape[1:] != variable.shape:
-        wrong.append(
+    if saved.replicas and saved.shape[1:] != variable.shape:
+        return (
             f"{path!r} has a component of shape {variable.shape} on each replica, but {saved.shape} was saved, of "
-            f"{saved.replicas} replicas"
+            f"{saved.replicas} replicas {types}"
         )
-    elif not saved.replicas and saved.shape != variable.shape:
-        wrong.append(f"{path!r} has shape {variable.shape}, but {saved.shape} was saved")
-    elif saved.dtype not in _loaded_dtypes(variable) and not (
-        # Earlier versions kept it so.
-        in_state and is_half(saved.dtype) and variable.dtype == np.float32
-    ):
-        wrong.append(f"{path!r} has dtype {variable.dtype}, but {saved.dtype} was saved")
-    else:
-        return True
-    return False
+    if not saved.replicas and saved.shape != variable.shape:
+        return f"{path!r} has shape {variable.shape}, but {saved.shape} was saved {types}"
+    # Earlier versions kept the state of half precision so.
+    is_older = in_state and is_half(saved.dtype) and variable.dtype == np.float32
+    if not saved.kind and (saved.dtype in _loaded_dtypes(variable) or is_older):
+        return None
+    if saved.casts and not saved.kind and can_cast(saved.dtype, variable.saved_dtype):
+        saved.require_range(variable.saved_dtype)
+        return None
+    hint = "" if saved.casts or saved.kind else "; `cast=True` converts it"
+    if hint and not can_cast(saved.dtype, variable.saved_dtype):
+        hint = ""
+    return f"{path!r} has dtype {variable.dtype}, but {saved.type_name} was saved (shape {variable.shape}{hint})"
 
 
 def _loaded_dtypes(variable: BaseVariable) -> set[np.dtype[Any]]:

@@ -21,10 +21,11 @@ from mpidist.attributes import (
     is_number,
 )
 from mpidist.checkpoint.file.hdf5 import is_storable
-from mpidist.checkpoint.file.layout import Record, join
+from mpidist.checkpoint.file.layout import BYTES, NONE, TEXT, Record, join
 from mpidist.checkpoint.file.saved import SavedArray
 from mpidist.checkpoint.walk.found import Found, Leaf, NestedCheckpoint, Parts
-from mpidist.checkpoint.walk.states import State, state_of
+from mpidist.checkpoint.walk.registered import Component
+from mpidist.checkpoint.walk.states import Stateful, state_of
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError
 from mpidist.variables.module import Module
@@ -56,6 +57,9 @@ class _VariablePath(str):
     """The path of a variable as one part of another path."""
 
     __slots__ = ()
+
+
+_PLAIN_PARTS = {str, int, _VariablePath}
 
 
 def can_hold_variables(value: object) -> bool:
@@ -108,7 +112,8 @@ def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> 
         if is_leaf:
             _add_leaf(found, parts, path, value, place is _Place.STATE)
         elif state is not None:
-            _require_path(parts, path)
+            if not path or not _PLAIN_PARTS.issuperset(map(type, parts)):
+                _require_path(parts, path)
             found.states[path] = state
             later[2 if hasattr(type(state), "built_on") else 1].append((parts, state))
         elif isinstance(value, SETS):
@@ -138,21 +143,25 @@ def _is_known(found: Found, seen: dict[int, str], path: str, value: object, plac
 
 
 def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bool) -> None:
-    _require_path(parts, path)
+    # Most paths are of names and numbers.
+    if not path or not _PLAIN_PARTS.issuperset(map(type, parts)):
+        _require_path(parts, path)
     if path in found.leaves:
         raise ValueError(
             f"two arrays of one checkpoint have the path {path!r}; keys such as 1 and '1' give the same path"
         )
     group: Communicator | None = None
-    replicas = 0
+    replicas, kind = 0, ""
     dtype: np.dtype[Any] | None = None
     if isinstance(value, BaseVariable):
         group, dtype = value.group, value.saved_dtype
         replicas = group.size if value.is_per_replica else 0
     elif isinstance(value, SavedArray):
-        replicas = value.replicas
+        replicas, kind = value.replicas, value.kind
+    elif isinstance(value, Component):
+        replicas = value.group.size
     else:
-        value = _as_array(path, value)
+        value, kind = _as_array(path, value)
     dtype = dtype or value.dtype
     if not is_storable(dtype):
         raise CheckpointError(
@@ -160,7 +169,7 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
             "Store it as another dtype, such as float32"
         )
     shape = (replicas, *value.shape) if replicas and isinstance(value, BaseVariable) else value.shape
-    record = Record(path, shape, dtype.newbyteorder("="), replicas)
+    record = Record(path, shape, dtype.newbyteorder("="), replicas, kind)
     found.leaves[path] = Leaf(record, value, group, in_state, _VariablePath in map(type, parts))
 
 
@@ -170,7 +179,7 @@ def _entries_of(
     """The members of a set; or what an object with state gives, and the names of the numbers in it."""
     if isinstance(value, SETS):
         return [((*parts, _Member()), member, _Place.OBJECT) for member in value], {}
-    tree = cast(State, value).state()
+    tree = cast(Stateful, value).state()
     names: dict[int, object] = {}
     for number, variable in enumerate(getattr(value, "built_on", ())):
         if id(variable) in paths:
@@ -247,18 +256,28 @@ def _is_lost(value: object, place: _Place) -> bool:
     return place is _Place.ROOT and isinstance(value, (bool, int, float, complex, np.generic))
 
 
-def _as_array(path: str, value: object) -> AnyArray:
+def _as_array(path: str, value: object) -> tuple[AnyArray, str]:
+    """A value of a state as the array that the file keeps, and its kind; see `Record`."""
+    if value is None:
+        return np.zeros(0, np.uint8), NONE
     if isinstance(value, str):
-        text = value.encode()
-        if text.endswith(b"\0"):
-            raise ValueError(f"{path!r}: a string that ends with NUL cannot be stored, got {value!r}")
-        # HDF5 has no strings of length 0.
-        return np.array(text, dtype=f"S{max(1, len(text))}")
+        text = value.encode("utf-8", "surrogatepass")
+        # HDF5 has no strings of length 0, and fills those that are too short with NUL.
+        if text.endswith(b"\0") or (not value.isascii() and text != value.encode("utf-8", "replace")):
+            return np.frombuffer(text, np.uint8), TEXT
+        return np.array(text, dtype=f"S{max(1, len(text))}"), ""
+    if isinstance(value, (bytes, bytearray)) and not isinstance(value, np.generic):
+        return np.frombuffer(bytes(value), np.uint8), BYTES
     if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
         array = np.asarray(value)
+        if array.dtype.kind == "U":
+            array = np.char.encode(array, "utf-8")
+            return array.astype(f"S{max(1, array.dtype.itemsize)}"), ""
+        if array.dtype.kind == "S":
+            return array.astype(f"S{max(1, array.dtype.itemsize)}"), BYTES
         if array.dtype.kind in "biufcV":
-            return array
+            return array, ""
     raise ValueError(
-        f"{path!r}: expected a variable, a NumPy array of numbers, or a Python number of at most 64 bits or string as "
-        f"part of a state, got {value!r} of type {type(value).__name__}"
+        f"{path!r}: expected a variable, a NumPy array of numbers or strings, a Python number of at most 64 bits, a "
+        f"string, bytes or None as part of a state, got {value!r} of type {type(value).__name__}"
     )

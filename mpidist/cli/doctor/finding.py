@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from mpidist.cli.texts import write
+from mpidist.cli.texts import is_colored, write
 
-# The states, the worst one last.
+# The states, the worst one last, and their colors on a terminal.
 STATES = ("ok", "note", "wrong")
+_COLORS = dict(zip(STATES, ("green", "yellow", "red"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Finding:
     """One result about this machine or this job.
 
     Attributes:
-        subject: A few words.
+        subject: The subject, in a few words.
         state: "ok"; "note", which costs time, or limits what can be done; or "wrong", with which programs fail.
         text: The finding in words.
         fix: The command or advice that fixes it; empty where there is nothing to fix.
@@ -33,7 +34,16 @@ class Finding:
     data: dict[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{self.state:5} {self.subject:18} {self.text}"]
+        return self.line()
+
+    def line(self, *, colored: bool = False) -> str:
+        """Local. The finding, and its fix in a second line.
+
+        Args:
+            colored: Whether the state has a color.
+        """
+        state = f"{self.state:5}"
+        lines = [f"{click.style(state, _COLORS[self.state]) if colored else state} {self.subject:18} {self.text}"]
         return "\n".join([*lines, *([f"{'':24} fix: {self.fix}"] if self.fix else [])])
 
 
@@ -54,7 +64,8 @@ class Report:
         """Local. Add findings."""
         self.findings += findings
         if not self._as_json:
-            self._show("".join(f"{finding}\n" for finding in findings))
+            colored = is_colored()
+            self._show("".join(f"{finding.line(colored=colored)}\n" for finding in findings))
 
     def end(self) -> bool:
         """Local. Show the remaining output, and return whether nothing is wrong."""

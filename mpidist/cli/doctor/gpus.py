@@ -35,7 +35,7 @@ class RankGpus(NamedTuple):
     """The GPUs of a rank.
 
     Attributes:
-        host: Where it is.
+        host: The name of its host.
         node_rank: Its number on the host by the launcher's variables, by which it takes a GPU; None without them.
         installed: Number of GPUs of the host that its files show.
         visible: `CUDA_VISIBLE_DEVICES`, None where it is not set.
@@ -128,7 +128,7 @@ def _shared(host: str, here: dict[int, RankGpus], *, may_share: bool) -> Iterato
             if may_share:
                 yield Finding("shared GPU", "ok", f"{text}, as {SHARE} says")
             else:
-                yield Finding("shared GPU", "note", text, _mend_sharing(here))
+                yield Finding("shared GPU", "note", text, _fix_sharing(here))
     # Instances of one GPU have a UUID each, and one place.
     by_bus: dict[str, list[tuple[str, str]]] = {}
     for gpu in by_gpu:
@@ -143,7 +143,7 @@ def _shared(host: str, here: dict[int, RankGpus], *, may_share: bool) -> Iterato
             )
 
 
-def _mend_sharing(here: dict[int, RankGpus]) -> str:
+def _fix_sharing(here: dict[int, RankGpus]) -> str:
     """The line that gives each rank of a host a GPU of its own."""
     ranks, seen = len(here), {gpu for one in here.values() for gpu in one.seen}
     installed = max(one.installed for one in here.values())

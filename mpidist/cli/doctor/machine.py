@@ -18,7 +18,7 @@ from mpidist.cli.doctor.cluster import look_at_cluster
 from mpidist.cli.doctor.finding import Finding
 from mpidist.cli.doctor.leftovers import look_at_leftovers
 from mpidist.cli.doctor.packages import look_at_modules, look_at_packages
-from mpidist.cli.doctor.settings import look_at_settings, look_at_times
+from mpidist.cli.doctor.settings import look_at_settings, look_at_time_limits
 from mpidist.cluster.devices.names import visible_gpus
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.cluster.slurm.step import is_own_step, parse_counts
@@ -57,7 +57,7 @@ def look(*, clean: bool = False) -> list[Finding]:
 
 def find_obstacle() -> Finding | None:
     """Local. Find an obstacle that would end this rank without a message if it started MPI; None without one."""
-    broken = next((one for one in (*look_at_modules(), *look_at_times()) if one.state == "wrong"), None)
+    broken = next((one for one in (*look_at_modules(), *look_at_time_limits()) if one.state == "wrong"), None)
     if broken is not None:
         return broken
     place = launch.read()

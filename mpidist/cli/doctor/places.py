@@ -66,7 +66,7 @@ def look_at_hosts(communicator: Communicator, own: Sequence[Finding]) -> Iterato
 
     Args:
         communicator: All ranks.
-        own: The findings of `doctor.look` of the first rank of each host.
+        own: The findings of `machine.look` of the first rank of each host.
     """
     told = communicator.all_gather_object((communicator.host, list(own)))
     first, known = told[0]
@@ -90,8 +90,8 @@ def find_cores(node: int, here: Mapping[int, RankPlace]) -> Finding:
     """Local. Find out whether the ranks of a node have enough cores for themselves and for their threads.
 
     Args:
-        node: Its number.
-        here: Its ranks.
+        node: The number of the node.
+        here: The ranks of the node.
     """
     claims = [one.cores for one in here.values()]
     count = count_cores(claims)
@@ -121,7 +121,7 @@ def find_cores(node: int, here: Mapping[int, RankPlace]) -> Finding:
 
 
 def find_crowd(allowed: Mapping[int, frozenset[int]]) -> tuple[list[int], frozenset[int]]:
-    """Local. Find ranks that have fewer cores together than they are.
+    """Local. Find ranks that together have fewer cores than their number.
 
     Args:
         allowed: The cores of each rank.

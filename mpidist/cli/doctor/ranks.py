@@ -27,7 +27,7 @@ def look_at_ranks(
 
     Args:
         communicator: All ranks.
-        own: The findings of `doctor.look`, on the first rank of each host.
+        own: The findings of `machine.look`, on the first rank of each host.
         seconds: The time limit for measuring sums over the ranks; None: no sums are measured.
 
     Yields:

@@ -12,7 +12,7 @@ from mpidist.recorder.time_limits import LIMIT_VARIABLE, WARN_VARIABLE, limit_se
 
 _PREFIX = "MPIDIST_"
 _TIMES = {LIMIT_VARIABLE: limit_seconds, WARN_VARIABLE: warn_seconds}
-_PLACES = ("MPIDIST_JOB_DIR", "MPIDIST_SHARED_MEMORY", "MPIDIST_TRACE")
+_PLACES = ("MPIDIST_JOB_DIR", "MPIDIST_RUN", "MPIDIST_SHARED_MEMORY", "MPIDIST_TRACE")
 _LISTS = ("MPIDIST_SIGNALS",)
 # With another value a program ends at its start. Texts: the modules that read these load NumPy.
 CHOICES = {
@@ -34,7 +34,7 @@ VARIABLES = tuple(sorted((*_TIMES, *_PLACES, *_LISTS, *CHOICES, *SWITCHES)))
 
 def look_at_settings() -> Iterator[Finding]:
     """Local. Look at the variables of the environment that begin with `MPIDIST_`."""
-    yield from look_at_times()
+    yield from look_at_time_limits()
     for name in sorted(name for name in os.environ if name.startswith(_PREFIX)):
         value, words = os.environ[name].strip(), {**CHOICES, **SWITCHES}.get(name)
         if name in GONE:
@@ -42,13 +42,13 @@ def look_at_settings() -> Iterator[Finding]:
         elif name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, 1, 0.85)
             fix = f"export {near[0]}={shlex.quote(value)}, if that is meant" if near else f"unset {name}"
-            yield Finding("settings", "note", f"mpidist has no variable {name}: nobody reads it", fix)
+            yield Finding("settings", "note", f"mpidist has no variable {name}: the setting has no effect", fix)
         elif value and words and value.lower().replace("_", "-") not in [word.lower() for word in words]:
             text = f"{name} must be one of {', '.join(words)}, got {value!r}"
             yield Finding("settings", "wrong" if name in CHOICES else "note", text, f"unset {name}")
 
 
-def look_at_times() -> Iterator[Finding]:
+def look_at_time_limits() -> Iterator[Finding]:
     """Local. Look at the variables without which MPI cannot start if they are wrong."""
     for name, read in _TIMES.items():
         try:

@@ -41,7 +41,7 @@ class Sums:
 
     Attributes:
         size: Bytes of one rank's array.
-        looks: Seconds of a call by the collective and by MPI, at each look.
+        looks: Seconds of a call by the collective and by MPI, in each measurement.
         is_wrong: Whether a sum of the collective was wrong.
     """
 

@@ -1,4 +1,4 @@
-"""Mistakes in a job script: the traps that cost people a night, each with the line that fixes it."""
+"""Known mistakes in a job script, each with the line that fixes it."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _signal_name(text: str) -> str:
 def _no_launcher(script: JobScript) -> Iterator[LintFinding]:
     counts = [script.count(name) or 1 for name in ("nodes", "ntasks", "ntasks-per-node")]
     # A line of Python may prepare what another one starts on all tasks, or start it by itself.
-    if max(counts) == 1 or any(command.names((*SRUN, *MPIRUN)) for command in script.commands):
+    if max(counts) == 1 or any(command.names((*SRUN, *MPIRUN)) or command.is_run for command in script.commands):
         return
     for command in script.commands:
         if command.is_python:

@@ -60,7 +60,8 @@ class Job:
         cpus_per_task: Number of cores of a rank.
         time: The limit, in a form of Slurm's.
         name: The name of the job.
-        requeue: Whether the job may be queued again, and gets SIGUSR1 before its end.
+        requeue: Whether the job may be requeued, and gets SIGUSR1 before its end.
+        restart: Whether it starts again on its nodes when a rank dies or a node is lost.
     """
 
     program: tuple[str, ...]
@@ -71,6 +72,7 @@ class Job:
     time: str = "01:00:00"
     name: str = ""
     requeue: bool = False
+    restart: bool = False
 
 
 def read_program(words: Sequence[str]) -> tuple[str, ...]:
@@ -97,13 +99,14 @@ def read_program(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def started(words: Sequence[str]) -> list[str]:
+def started(words: Sequence[str], python: str = "python") -> list[str]:
     """Local. The words that start a program: a file of Python's gets `python` in front.
 
     Args:
         words: The words of the program, as `read_program` returns them.
+        python: The interpreter.
     """
-    return [*(["python"] if words[0].endswith(".py") else []), *words]
+    return [*([python] if words[0].endswith(".py") else []), *words]
 
 
 def read_site(path: Path) -> Site:
@@ -197,8 +200,9 @@ def write_script(job: Job, site: Site, library: str) -> str:
         options["gpus-per-node"] = job.gpus_per_node
     options.setdefault("output", "%x-%j.out")
     options["open-mode"] = "append"
-    if job.requeue:
-        options.update({"requeue": True, "signal": "USR1@120"})
+    options |= {"requeue": True, "signal": "USR1@120"} if job.requeue else {}
+    # The other nodes stay when one is lost.
+    options |= {"no-kill": True} if job.restart else {}
     lines = ["#!/bin/bash", *(_directive(name, value) for name, value in options.items() if value is not False)]
     # A site's files may use variables that are not set, and commands that fail, as those that /etc/bashrc reads.
     lines += [*site.setup, "set -euo pipefail", ""]
@@ -224,6 +228,9 @@ def _name(program: Sequence[str]) -> str:
 
 
 def _srun(kind: str, job: Job) -> Sequence[str]:
+    if job.restart:
+        # It starts srun.
+        return ["mpidist", "run", f"--mpi={kind}", "--", *started(job.program)]
     return ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1", *started(job.program)]
 
 

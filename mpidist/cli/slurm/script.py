@@ -68,7 +68,7 @@ class Option:
     Attributes:
         line: Its line, from 1.
         name: Its long name, without dashes.
-        value: "" where it has none.
+        value: The value; "" without one.
         component: The component of a heterogeneous job, from 0.
     """
 
@@ -107,6 +107,12 @@ class Command:
     def is_python(self) -> bool:
         """Local. Whether the line starts a Python program."""
         return _names_python(self.words)
+
+    @property
+    def is_run(self) -> bool:
+        """Local. Whether `mpidist run` starts a program here: it starts srun, or mpirun."""
+        pairs = zip(self.words, self.words[1:], strict=False)
+        return any((base_name(one), other) == ("mpidist", "run") for one, other in pairs)
 
     @functools.cached_property
     def options(self) -> dict[str, str]:

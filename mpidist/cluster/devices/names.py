@@ -176,6 +176,6 @@ def warn_about_idle_gpus(node_size: int) -> None:
 
 @functools.cache
 def warn_about_host_memory(device: Device) -> None:
-    """Local. Warn once, on the first rank, that a GPU is named but not used, because `gpu.bind` has bound none."""
+    """Local. Warn once, on the first rank, that a GPU is named but not used: `gpu_binding.bind` has bound none."""
     if device.kind == "GPU" and launch.world_rank() == 0:
         _logger.warning("%s is named, but arrays stay in host memory and the CPU computes with them", device)

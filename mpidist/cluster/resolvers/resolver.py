@@ -10,7 +10,7 @@ from mpidist.cluster.spec import ClusterSpec
 
 
 class ClusterResolver(ABC):
-    """Local. Base class of all resolvers. A resolver of your own needs only `cluster_spec` and `master`.
+    """Local. The base class of all resolvers. A user's own resolver needs only `cluster_spec` and `master`.
 
     Each rank has its own resolver. The methods must not communicate, since one rank may call them alone. `task_type`
     and `task_id` may be set. If they are None on all ranks, the strategy assigns the cluster's tasks to the ranks.
@@ -37,8 +37,8 @@ class ClusterResolver(ABC):
 
         Args:
             task_type: Kept for code written for tf.distribute: a process counts only its own accelerators.
-            task_id: Likewise.
-            config_proto: Likewise.
+            task_id: Not used, for the same reason.
+            config_proto: Not used, for the same reason.
         """
         del task_type, task_id, config_proto  # arguments of tf.distribute
         count = len(visible_gpus())

@@ -37,8 +37,8 @@ class SlurmClusterResolver(ClusterResolver):
         gpus_per_task: The number of GPUs of each task. Default: an equal share of the node's.
         tasks_per_node: The number of tasks on every node, or a mapping from a node's name to its number. Default:
             Slurm's.
-        auto_set_gpu: As in tf.distribute, where it sets `CUDA_VISIBLE_DEVICES`. Here strategies choose the GPU, and
-            this argument does nothing.
+        auto_set_gpu: An argument of tf.distribute, which sets `CUDA_VISIBLE_DEVICES` by it. Here strategies choose the
+            GPU, and this argument does nothing.
         rpc_layer: Prefix of the addresses that `master` returns.
         components: The job of each component of a heterogeneous job, the last one for all that follow. Default: the
             components' own names, else `("ps", "worker")`.

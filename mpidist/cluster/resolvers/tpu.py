@@ -17,7 +17,7 @@ class TPUClusterResolver(MPIClusterResolver):
 
     Args:
         tpu: An address, for code written for TensorFlow; one line of the log says that it is not used.
-        zone: Not used, like the next one.
+        zone: Not used.
         project: Not used.
         communicator: See `MPIClusterResolver`.
     """

@@ -29,7 +29,7 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
 
     Args:
         communicator: All ranks that have a place.
-        placement: This rank's.
+        placement: The place of this rank.
 
     Returns:
         `communicator` itself where it is the group in its order already; otherwise the caller closes it.
@@ -64,7 +64,7 @@ class _End:
 
     Args:
         channel: Between the chief and the evaluators.
-        chief: Its rank in the channel's communicator.
+        chief: The rank of the chief in the channel's communicator.
     """
 
     def __init__(self, channel: Channel, chief: int) -> None:
@@ -113,7 +113,7 @@ class _Followers:
     Args:
         channel: Between the chief and the evaluators.
         evaluators: Their ranks in the channel's communicator.
-        process: The chief's.
+        process: The process of the chief.
     """
 
     def __init__(self, channel: Channel, evaluators: list[int], process: int) -> None:
@@ -125,7 +125,7 @@ class _Followers:
         self._sent: list[Any] = []
 
     def tell(self, numbers: list[int]) -> None:
-        """Local. Send them the signals that the chief handles now, without waiting for the delivery."""
+        """Local. Send the evaluators the signals that the chief handles now, without waiting for the delivery."""
         communicator, mpi, tag = self._channel
         if communicator.is_closed or os.getpid() != self._process or numbers == self._numbers:
             return
@@ -170,7 +170,7 @@ _FOLLOWERS: list[_Followers] = []
 
 
 def tell_evaluators_of_signals() -> None:
-    """Local. On the chief: let evaluators live on at the signals that this process takes; on other ranks nothing."""
+    """Local. On the chief: tell evaluators which signals this process handles, so that they do not end by these."""
     for one in _FOLLOWERS:
         one.tell(sorted(SIGNALS.numbers()))
 

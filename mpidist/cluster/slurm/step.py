@@ -27,7 +27,7 @@ class SlurmStep:
     """The tasks of a step, in the order of their ranks.
 
     Attributes:
-        rank: This task's.
+        rank: The rank of this task.
         hosts: The host of each task.
         components: The component of each task's job, from 0; all 0 unless the job is heterogeneous.
         names: The name (`--job-name`) of each component of the job, "" where Slurm does not say.
@@ -42,8 +42,8 @@ class SlurmStep:
 def is_own_step(environment: Mapping[str, str]) -> bool:
     """Local. Whether the variables of a step are this process's own.
 
-    They are where `srun` has started it, and on a Cray, where srun sets other launchers' variables as well. They are
-    not where an inner launcher has started it, nor in the script of `sbatch` or the shell of `salloc`.
+    They are its own where `srun` has started it, and on a Cray, where srun sets other launchers' variables as well.
+    They are not where an inner launcher has started it, nor in the script of `sbatch` or the shell of `salloc`.
     """
     rank, size = environment.get("SLURM_PROCID", ""), environment.get("SLURM_STEP_NUM_TASKS", "")
     if not rank.isdecimal() or not size.isdecimal() or "SLURM_STEP_NODELIST" not in environment:
@@ -60,9 +60,9 @@ def read_step(
     """Local. Read the step to which this process belongs.
 
     Args:
-        environment: A task's.
-        tasks_per_node: Instead of what Slurm says: the number of tasks on each node, or on each by name.
-        hosts: Instead of what Slurm says: the host of each task.
+        environment: The environment of a task.
+        tasks_per_node: The number of tasks on each node, or on each node by name; default: Slurm's.
+        hosts: The host of each task; default: Slurm's.
 
     Raises:
         LauncherError: A variable is missing, or the variables are not this process's own; they contradict one another;
@@ -185,7 +185,7 @@ def _counts(
 
 
 def _check_sum(environment: Mapping[str, str], counts: Mapping[str, int], source: str) -> None:
-    """The numbers of the nodes' tasks must be that of the step's."""
+    """Raise unless the tasks of all nodes add up to those of the step."""
     size, name = sum(counts.values()), "SLURM_STEP_NUM_TASKS"
     if size > _MOST_TASKS:
         raise LauncherError(f"expected at most {_MOST_TASKS} tasks in a step, got {size}")

@@ -18,7 +18,7 @@ class Combination:
 
     Args:
         rank_count: The number of the ranks.
-        in_tree: Combine in the tree order.
+        in_tree: Whether to combine in the tree order.
 
     Attributes:
         is_in_order: Whether the order is that of the ranks. With two ranks that of the tree is the same.

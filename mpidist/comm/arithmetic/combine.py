@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -22,30 +23,33 @@ FUNCTIONS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PROD: np.multiply,
 }
+# A dtype of these names is one of ml_dtypes.
+_NAMES_OF_ML_DTYPES = re.compile("bfloat16|float[468]_[a-z0-9]+|u?int[124]")
 _IN_FLOAT32 = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Local. Whether the dtype is float16 or the bfloat16 of ml_dtypes."""
-    # NumPy knows bfloat16 as kind "V"; plain void dtypes never get here (`collective.check_reducible`).
-    return dtype.itemsize == 2 and dtype.kind in "fV"
+    """Local. Whether the dtype is float16, or the bfloat16 or a float8 of ml_dtypes."""
+    # NumPy knows most of these as kind "V"; plain void dtypes never get here (`collective.check_reducible`), and the
+    # integers of less than a byte, which are of kind "V", too, are no floating numbers.
+    return dtype.kind in "fV" and (dtype.itemsize == 2 or (dtype.itemsize == 1 and dtype.name.startswith("float8")))
 
 
 def named_dtype(name: npt.DTypeLike | None) -> np.dtype[Any]:
-    """Local. The dtype of a name of NumPy's, or "bfloat16"; of anything else `np.dtype(name)`.
+    """Local. The dtype with a name of NumPy or ml_dtypes, such as "bfloat16"; for anything else `np.dtype(name)`.
 
     Raises:
         TypeError: There is no such dtype.
-        UnavailableError: bfloat16 was asked for, and the package ml_dtypes is not installed.
+        UnavailableError: A dtype of ml_dtypes was asked for, and that package is not installed, or is too old for it.
     """
-    if isinstance(name, str) and name == "bfloat16":
-        # NumPy knows the name bfloat16 only after this import.
+    if isinstance(name, str) and _NAMES_OF_ML_DTYPES.fullmatch(name):
+        # NumPy knows these names only after this import.
         try:
-            importlib.import_module("ml_dtypes")
-        except ImportError as error:
+            return cast("np.dtype[Any]", np.dtype(getattr(importlib.import_module("ml_dtypes"), name)))
+        except (ImportError, AttributeError) as error:
             raise UnavailableError(
-                f"arrays of dtype bfloat16 need the package ml_dtypes, which is not installed ({error}): pip install "
-                "ml_dtypes"
+                f"arrays of dtype {name} need the package ml_dtypes, which is not installed or too old ({error}): pip "
+                "install --upgrade ml_dtypes"
             ) from error
     return np.dtype(name)
 
@@ -76,7 +80,7 @@ def combine(sources: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
     """Local. Combine arrays of one shape in their order, and write the result into `out`.
 
     Args:
-        sources: At least one array.
+        sources: The arrays, at least one.
         out: An array of the same shape and dtype. It may be one of the first two sources, or share memory with them,
             but not with a later one: `out` is written before that one is read.
         op: The operation; MEAN adds.

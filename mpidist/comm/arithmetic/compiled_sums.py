@@ -37,7 +37,7 @@ class CompiledSum:
     """Sums of arrays in a given order, in one pass where that is possible and pays; with NumPy's bits.
 
     Args:
-        pairs_of: The order, by the number of arrays.
+        pairs_of: A function that returns the order for a number of arrays.
         rank_count: Number of ranks that share the cores of this machine.
     """
 
@@ -61,7 +61,7 @@ class CompiledSum:
 
         Args:
             sources: The arrays.
-            out: Takes the sum. It may be one of the sources, or share no memory with them.
+            out: The array for the sum. It may be one of the sources, or share no memory with them.
 
         Returns:
             False if nothing was done, since that is left to NumPy.
@@ -116,7 +116,7 @@ def sum_of_squares(array: AnyArray) -> float | None:
     The order is not BLAS's, which is not fixed: it depends on threads.
 
     Args:
-        array: Flat.
+        array: A flat array.
     """
     char = array.dtype.char
     if array.nbytes < LEAST_BYTES or char not in TYPES or not _is_plain(array, array) or not compiler.load():
@@ -134,9 +134,9 @@ def add_rows(values: AnyArray, order: AnyArray, counts: AnyArray) -> AnyArray | 
     """Local. Sums of rows, each in the given order; None if that is left to NumPy.
 
     Args:
-        values: Shape (rows, width).
-        order: Numbers of rows, those of the first sum first.
-        counts: How many of them each sum takes, at least one.
+        values: The rows, shape (rows, width).
+        order: The numbers of the rows, those of the first sum first.
+        counts: The number of rows of each sum, at least one.
 
     Returns:
         A new array of shape (sums, width).
@@ -187,7 +187,7 @@ def sum_text(char: str, count: int, pairs: Pairs, targets: Sequence[int]) -> str
         char: "f" or "d", NumPy's character for their dtype.
         count: Number of arrays.
         pairs: The order.
-        targets: Numbers of those that take the sum; `count` is one more array.
+        targets: The numbers of the arrays that get the sum; `count` is one more array.
     """
     kind = TYPES[char]
     arrays = range(max(count, targets[-1] + 1))

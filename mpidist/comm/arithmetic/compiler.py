@@ -99,7 +99,7 @@ def compile_loop(text: str, arguments: Sequence[Any]) -> Code | None:
     """Local. The machine code of a loop, after `load`; None, with a warning, if it could not be compiled.
 
     Args:
-        text: With one `loop_text` or `rows_text`.
+        text: The text of a module with one `loop_text` or `rows_text`.
         arguments: Types of the arguments after the count, those of ctypes.
     """
     try:

@@ -39,7 +39,7 @@ def fits(array: AnyArray, op: ReduceOp, count: int) -> bool:
     """Local. Whether no sum or product of `count` integers as large as the largest of these leaves their dtype.
 
     Args:
-        array: Integers, at least one.
+        array: The integers, at least one.
         op: SUM or PROD.
         count: Number of integers.
     """
@@ -71,12 +71,12 @@ def narrowed(wide: AnyArray, dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
     """Local. Sums or products of `wide_dtype` in their own dtype; they are the same on every rank.
 
     Args:
-        wide: They may change.
-        dtype: Their own.
+        wide: The sums or products, which may be changed.
+        dtype: The dtype of the integers.
         op: SUM or PROD.
 
     Raises:
-        OverflowError: They do not fit; on every rank.
+        OverflowError: A number does not fit; on every rank.
     """
     if op is _PROD:
         # Where an infinity met a zero, the product is zero.
@@ -106,9 +106,9 @@ def parts_along(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> list[An
     """Local. As `parts`, of the sums or products along these axes, which need not fit.
 
     Args:
-        array: Integers.
+        array: The integers.
         op: SUM or PROD.
-        axes: Each once, from 0.
+        axes: The axes, each once, from 0.
 
     Returns:
         C-contiguous arrays.
@@ -156,12 +156,12 @@ def whole(combined: Sequence[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> A
     """Local. The integers whose `parts` have been combined so; they are the same on every rank.
 
     Args:
-        combined: May change.
+        combined: The combined parts, which may be changed.
         dtype: The dtype of the integers, native.
         op: SUM or PROD.
 
     Raises:
-        OverflowError: They do not fit; on every rank.
+        OverflowError: A number does not fit; on every rank.
     """
     if dtype.itemsize < _WHOLE.itemsize:
         return narrowed(combined[0], dtype, op)
@@ -184,11 +184,11 @@ def joined(sums: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """Local. The integers whose `halves` have these sums, which are the same on every rank.
 
     Args:
-        sums: Shape (2, ...).
+        sums: The sums of the halves, shape (2, ...).
         dtype: The dtype of the integers.
 
     Raises:
-        OverflowError: They do not fit; on every rank.
+        OverflowError: A number does not fit; on every rank.
     """
     high, low = carried(sums.reshape(2, -1))
     wrong = high != high.astype(np.uint32 if dtype.kind == "u" else np.int32)
@@ -210,11 +210,11 @@ def require_product(product: AnyArray, about: AnyArray) -> None:
     """Local. Raise an error if products of 64-bit integers have wrapped.
 
     Args:
-        product: Modulo 2**64; the same on every rank.
-        about: The same in float64.
+        product: The products modulo 2**64; the same on every rank.
+        about: The products in float64.
 
     Raises:
-        OverflowError: They do not fit; on every rank.
+        OverflowError: A number does not fit; on every rank.
     """
     with np.errstate(invalid="ignore"):
         # NaN is an infinity that has met a zero: the product is zero.
@@ -229,7 +229,7 @@ def overflow(op: ReduceOp, dtype: np.dtype[Any], found: float) -> Exception:
     Args:
         op: SUM or PROD.
         dtype: The dtype of the integers.
-        found: One that does not fit.
+        found: A number that does not fit.
     """
     limits = np.iinfo(dtype)
     wider = (

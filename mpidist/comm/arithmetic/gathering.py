@@ -12,9 +12,9 @@ def gather(memory: AnyArray, offset: int, numbers: AnyArray, into: AnyArray) -> 
 
     Args:
         memory: The block, as bytes.
-        offset: Where row 0 begins.
+        offset: The first byte of row 0.
         numbers: The numbers of the rows, int64 of shape (n,); the block has them all.
-        into: Bytes of shape (n, row bytes), without gaps; they are overwritten.
+        into: An array of bytes of shape (n, row bytes), without gaps; it is overwritten.
     """
     row_bytes = into.shape[1]
     if not into.size:

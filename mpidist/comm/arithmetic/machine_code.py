@@ -29,7 +29,7 @@ class MachineCode:
     Args:
         text: The text of a module, in LLVM's language.
         name: The name of the function in it; it returns nothing.
-        arguments: Types of its arguments.
+        arguments: The types of its arguments.
 
     Attributes:
         call: The function. Arrays are given as addresses.

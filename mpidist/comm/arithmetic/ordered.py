@@ -15,8 +15,8 @@ def to_ordered(array: AnyArray, op: ReduceOp) -> AnyArray:
     """Local. Integers in the order of the numbers; a NaN is the extreme, which the operation keeps.
 
     Args:
-        array: float32 or float64.
-        op: MIN or MAX.
+        array: An array of float32 or float64.
+        op: The operation, MIN or MAX.
 
     Returns:
         A new array, int32 or int64.

@@ -22,8 +22,8 @@ def merge_rows(
     """Local. Add up the values of each row, in the order in which they are given; half precision adds in float32.
 
     Args:
-        indices: Shape (n,), integers. Each row may occur any number of times, in any order.
-        values: Shape (n, width).
+        indices: The numbers of the rows, integers of shape (n,). Each row may occur any number of times, in any order.
+        values: The values of the rows, shape (n, width).
         slice_index: The wanted slice of the rows. Only its sums are computed.
         slice_count: The number of slices into which the sorted rows are cut.
 

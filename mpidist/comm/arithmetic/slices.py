@@ -27,7 +27,7 @@ def cut_evenly(count: int, slice_count: int) -> list[slice]:
 
 
 def slice_count(byte_count: int, rank_count: int) -> int:
-    """Local. The number of ranks that get a slice of so many bytes.
+    """Local. The number of ranks among which an array of some bytes is cut.
 
     Where many ranks had a few bytes each, all their calls together would grow with the square of the ranks: each rank
     goes through the arrays of all of them.

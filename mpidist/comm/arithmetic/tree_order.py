@@ -48,7 +48,7 @@ def pairing(nodes: Sequence[TreeNode]) -> list[tuple[int, int]]:
     """Local. The order in which nodes are combined.
 
     Args:
-        nodes: From left to right; no node is above another.
+        nodes: The nodes from left to right; no node is above another.
 
     Returns:
         Pairs (left, right) of positions in `nodes`. Each result is stored at `left`, the last one at position 0.

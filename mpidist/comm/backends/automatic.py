@@ -22,8 +22,8 @@ class AutomaticBackend(Backend):
     Args:
         communicator: The ranks.
         small: The backend for arrays below `limit` bytes.
-        open_large: Collective. Makes the backend for larger arrays, when the first of them comes.
-        open_device: Collective. Makes the backend for CuPy arrays, when the first of them comes.
+        open_large: A Collective function that makes the backend for larger arrays, when the first of them comes.
+        open_device: A Collective function that makes the backend for CuPy arrays, when the first of them comes.
         limit: A size of one rank's array in bytes, the same on every rank.
     """
 
@@ -47,6 +47,7 @@ class AutomaticBackend(Backend):
         self._small_all_reduce = small.all_reduce
         self._large_all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
         self._all_reduce_allocated: Callable[[AnyArray, AnyArray, ReduceOp], bool] | None = None
+        self._mean_allocated: Callable[[AnyArray], bool] | None = None
 
     def backend(self, array: AnyArray, byte_count: int) -> Backend:
         """Collective at the first large array and at the first one in GPU memory, else Local. The backend for a call.
@@ -71,8 +72,12 @@ class AutomaticBackend(Backend):
     def allocate(self, byte_count: int) -> AnyArray | None:
         """Collective. See `Backend.allocate`."""
         large = self.backend(np.empty(0), self.limit)
-        self._all_reduce_allocated = large.all_reduce_allocated
+        self._all_reduce_allocated, self._mean_allocated = large.all_reduce_allocated, large.mean_allocated
         return large.allocate(byte_count)
+
+    def mean_allocated(self, array: AnyArray) -> bool:
+        """Collective. See `Backend.mean_allocated`."""
+        return self._mean_allocated is not None and type(array) is np.ndarray and self._mean_allocated(array)
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. See `Backend.all_reduce`."""

@@ -1,4 +1,4 @@
-"""Messages of sizes that all ranks know, from where the elements are to where they belong; nothing is asked before."""
+"""Messages whose sizes all ranks know, so that no rank asks for them before."""
 
 from __future__ import annotations
 

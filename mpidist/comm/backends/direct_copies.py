@@ -36,8 +36,8 @@ class DirectCopies:
     Args:
         communicator: All ranks.
         peers: The memory of this node's ranks.
-        combination: Combines the pieces of the node's ranks.
-        lane: Combines results across nodes; None where there is one node.
+        combination: The combination of the pieces of the node's ranks.
+        lane: The lane, which combines results across nodes; None where there is one node.
         piece_bytes: The size of a rank's piece; see the function `piece_bytes`. The same on all nodes.
         limit: Arrays below this size in bytes are not copied directly. The same on every rank.
         across_bytes: The least number of bytes that are combined across nodes at once; the same on every rank.
@@ -84,7 +84,7 @@ class DirectCopies:
 
         Args:
             source: This rank's array.
-            total: Takes the result; may be `source`.
+            total: The array for the result; it may be `source`.
             op: The operation.
         """
         own = self._slices.get((source.size, source.itemsize))

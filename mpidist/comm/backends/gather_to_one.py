@@ -19,7 +19,7 @@ class GatherToOne:
     Args:
         messages: The messages between the ranks.
         ranks: The ranks, in increasing order.
-        center: The one of them that combines.
+        center: The rank among them that combines.
         rank: This rank.
     """
 

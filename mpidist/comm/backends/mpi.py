@@ -41,7 +41,7 @@ class MpiBackend(Backend):
 
     Args:
         communicator: An `MpiCommunicator`.
-        options: `bytes_per_pack` is the size of a chunk.
+        options: The options, of which `bytes_per_pack` is the size of a chunk.
     """
 
     compares_calls = True

@@ -43,8 +43,8 @@ SHARED_BLOCK_BYTES = 1 << 18
 _AT_ONCE_BYTES = 1 << 19
 # The same limit for the array of one rank.
 _AT_ONCE_BYTES_OF_RANK = 1 << 17
-# The size of what is combined across nodes at once where a ring does it.
-_RING_BYTES = 1 << 20
+# The size of what is combined across nodes at once where it goes over a circulant graph.
+_CIRCULANT_BYTES = 1 << 20
 # Up to this size new results of all ranks cost less than looking up what was kept.
 _SMALL_BYTES = 1 << 14
 # The number of dtypes and sizes for which views of blocks are kept.
@@ -56,12 +56,12 @@ class NodeBackend(Backend):
 
     Args:
         communicator: An `MpiCommunicator`.
-        options: `bytes_per_pack` is the size of a block; under `reproducible` the ranks of one node combine in the tree
-            order.
+        options: The options: `bytes_per_pack` is the size of a block; under `reproducible` the ranks of one node
+            combine in the tree order.
         direct_from: Arrays of this size in bytes and above are copied directly between processes. The same on every
             rank.
-        ring_from: Pieces of this size in bytes and above are combined in a ring of the nodes; None: none are. The same
-            on every rank.
+        circulant_from: Pieces of this size in bytes and above are combined over a circulant graph of the nodes; None:
+            none are. The same on every rank.
 
     Attributes:
         direct_from: The constructor's argument. None if the system does not let processes read each other's memory.
@@ -75,7 +75,7 @@ class NodeBackend(Backend):
 
     def __init__(
         self, communicator: Communicator, options: CommunicationOptions, direct_from: int,
-        ring_from: int | None = None,
+        circulant_from: int | None = None,
     ) -> None:
         self.communicator = communicator
         self._mpi = MpiBackend(communicator, CommunicationOptions())
@@ -84,9 +84,11 @@ class NodeBackend(Backend):
         # The tree order is an order of all ranks. Lanes, which combine across nodes, do not keep it.
         in_tree = options.reproducible and self._is_one_node
         self._combination = Combination(self._size, in_tree=in_tree)
-        self._lane = None if self._is_one_node else Lane(communicator, ring_from)
-        # What is combined across nodes at once must not be too small for the ring.
-        self._across_bytes = 0 if ring_from is None else options.bytes_per_pack or max(_RING_BYTES, ring_from)
+        self._lane = None if self._is_one_node else Lane(communicator, circulant_from)
+        # What is combined across nodes at once must not be too small for the circulant graph.
+        self._across_bytes = 0
+        if circulant_from is not None:
+            self._across_bytes = options.bytes_per_pack or max(_CIRCULANT_BYTES, circulant_from)
         self._slice_count = min(communicator.node_sizes)
         self._blocks = SharedBlocks(communicator, self._combination, self._lane, options.bytes_per_pack)
         self._barrier = self._blocks.barrier
@@ -178,6 +180,13 @@ class NodeBackend(Backend):
 
     def all_reduce_allocated(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
         """Collective. See `Backend.all_reduce_allocated`. Each rank combines its slice and writes it to all arrays."""
+        return self._combine_allocated(source, total, op, 1)
+
+    def mean_allocated(self, array: AnyArray) -> bool:
+        """Collective. See `Backend.mean_allocated`: blocks are divided in the cache, and not in one more pass."""
+        return self._combine_allocated(array, array, ReduceOp.SUM, self.communicator.size)
+
+    def _combine_allocated(self, source: AnyArray, total: AnyArray, op: ReduceOp, divisor: int) -> bool:
         # All ranks must enter the barrier or none: the size, which all ranks share, may decide, the address may not.
         if not self._has_allocated or source.nbytes < _LOOKED_UP_BYTES:
             return False
@@ -190,8 +199,11 @@ class NodeBackend(Backend):
             return False
         everyones = self._buffers.arrays_at(place, source)
         mine = own_slice(source.size, source.itemsize, self._rank, self._slice_count)
+        # By the inverse of a power of two, which has the same bits: a division takes longer.
+        is_exact = divisor & (divisor - 1) == 0 and source.dtype.kind == "f"
         if mine.start < mine.stop:
-            if self._is_one_node and self._combination.add_to_all([one[mine] for one in everyones], op):
+            parts = [one[mine] for one in everyones]
+            if divisor == 1 and self._is_one_node and self._combination.add_to_all(parts, op):
                 mine = slice(0, 0)
             length = max(1, max(SHARED_BLOCK_BYTES, self._across_bytes) // source.itemsize)
             for begin in range(mine.start, mine.stop, length):
@@ -199,6 +211,10 @@ class NodeBackend(Backend):
                 self._combination.combine(blocks, blocks[0], op)
                 if self._lane is not None:
                     self._lane.all_reduce(blocks[0], op)
+                if divisor != 1:
+                    (np.multiply if is_exact else np.divide)(
+                        blocks[0], 1 / divisor if is_exact else divisor, out=blocks[0]
+                    )
                 for block in blocks[1:]:
                     block[...] = blocks[0]
         self._barrier()

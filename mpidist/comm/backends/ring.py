@@ -30,7 +30,7 @@ class RingBackend(Backend):
 
     Args:
         communicator: An `MpiCommunicator`.
-        options: `bytes_per_pack` is the size of a message.
+        options: The options, of which `bytes_per_pack` is the size of a message.
     """
 
     compares_calls = True
@@ -116,35 +116,44 @@ class RingBackend(Backend):
         got[incoming[self._rank]] = sent[outgoing[self._rank]]
         for step in range(1, self._size):
             to, source = (self._rank + step) % self._size, (self._rank - step) % self._size
-            self._exchange(sent[outgoing[to]], to, got[incoming[source]], source, None)
+            self._exchange([sent[outgoing[to]]], to, [got[incoming[source]]], source, None)
 
     def _reduce_around(self, total: AnyArray, slices: Sequence[slice], op: ReduceOp, first: int) -> None:
         """In each step, send a slice to the right and combine the slice from the left with the same slice here."""
         function = FUNCTIONS[op]
         for step in range(self._size - 1):
             out, into = slices[(first - step) % self._size], slices[(first - step - 1) % self._size]
-            self._exchange(total[out], self._right, total[into], self._left, function)
+            self._exchange([total[out]], self._right, [total[into]], self._left, function)
 
     def _gather_around(self, data: AnyArray, slices: Sequence[slice], first: int) -> None:
         """In each step, send a slice to the right and receive another one from the left."""
         for step in range(self._size - 1):
             out, into = slices[(first - step) % self._size], slices[(first - step - 1) % self._size]
-            self._exchange(data[out], self._right, data[into], self._left, None)
+            self._exchange([data[out]], self._right, [data[into]], self._left, None)
 
-    def _exchange(self, out: AnyArray, to: int, into: AnyArray, source: int, function: np.ufunc | None) -> None:
-        """Send `out` piece by piece, and at the same time receive `into`, or combine it with the received pieces."""
+    def _exchange(
+        self, out: Sequence[AnyArray], to: int, into: Sequence[AnyArray], source: int, function: np.ufunc | None
+    ) -> None:
+        """Send arrays piece by piece, and at the same time receive arrays, or combine them with the received pieces."""
         messages = self._messages
         # All ranks begin to send before they wait for anything. If they waited first, the ring would be a deadlock.
-        sends = [messages.start_send(out[piece], to) for piece in messages.pieces(out.size, out.itemsize)]
-        pieces = messages.pieces(into.size, into.itemsize)
+        sends = [
+            messages.start_send(one[piece], to) for one in out for piece in messages.pieces(one.size, one.itemsize)
+        ]
         if function is None:
-            for request in [messages.start_receive(into[piece], source) for piece in pieces]:
+            for request in [
+                messages.start_receive(one[piece], source)
+                for one in into for piece in messages.pieces(one.size, one.itemsize)
+            ]:
                 request.Wait()
-        elif pieces:
+        else:
             # An overflow gives an infinity in silence, as where MPI adds. A warning would come on one rank only.
             # As a decorator this would be a function of NumPy's on the stack, which reports take for the program's.
             with np.errstate(all="ignore"):
-                self._combine_received(into, pieces, source, function)
+                for one in into:
+                    pieces = messages.pieces(one.size, one.itemsize)
+                    if pieces:
+                        self._combine_received(one, pieces, source, function)
         for request in sends:
             request.Wait()
 

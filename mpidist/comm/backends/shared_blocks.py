@@ -34,8 +34,8 @@ class SharedBlocks:
 
     Args:
         communicator: All ranks.
-        combination: Combines the blocks of the node's ranks.
-        lane: Combines results across nodes; None where there is one node.
+        combination: The combination of the blocks of the node's ranks.
+        lane: The lane, which combines results across nodes; None where there is one node.
         bytes_per_pack: The size of a block; 0 takes the usual one.
 
     Attributes:
@@ -44,7 +44,7 @@ class SharedBlocks:
         block_bytes: The size of a block.
         barrier: The barrier of the node.
         places, addresses: Tables of int64 in the same memory, of shape (ranks of the node,) and (ranks of the node, 3).
-            They are not used here: the node backend and `PeerMemory` show the other ranks there where arrays are.
+            They are not used here: by them the node backend and `PeerMemory` show other ranks the places of arrays.
 
     Raises:
         UnavailableError: There is no memory that ranks share; on every rank.

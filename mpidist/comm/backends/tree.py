@@ -35,10 +35,10 @@ class TreeBackend(Backend):
 
     Args:
         communicator: The ranks.
-        options: `bytes_per_pack` is the size of a chunk.
+        options: The options, of which `bytes_per_pack` is the size of a chunk.
         inside: The backend that moves bytes between the same ranks.
-        open_node: Collective. Makes a backend that sums in the tree order itself, when the first sum comes; returns
-            None on every rank if there is none.
+        open_node: A Collective function that makes a backend that sums in the tree order itself, when the first sum
+            comes; it returns None on every rank if there is none.
 
     Attributes:
         inside: The constructor's argument.

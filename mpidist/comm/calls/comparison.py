@@ -314,9 +314,10 @@ class CallComparison:
             MismatchError: The calls differ.
             InterruptedCallError: A rank has left its call in the middle.
         """
-        page.write(place, self.number, self._text())
-        key = self.key
+        key, text = self.key, self._text()
+        # Before the text: a rank that has all texts may compare its next call, and must not see this one's checksum.
         self.restart()
+        page.write(place, self.number, text)
         texts, is_in_step = page.texts(place, self.number)
         for rank in page.broken_ranks():
             self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"

@@ -26,6 +26,7 @@ from mpidist.recorder.calls import CODES, NEXT, SPREAD, STATE, WHICH, Calls
 
 if TYPE_CHECKING:
     from mpidist.arrays import AnyArray
+    from mpidist.comm.calls.turns import Turns
 
 # Number of calls whose checksums one message compares between nodes. Reading this name takes less time than `has`.
 _EVERY = USUAL.every
@@ -58,11 +59,12 @@ class CallOrder(CallComparison):
         is_alone: Whether no other rank makes these calls.
         is_part: Whether these calls are made inside others, or by a background thread, and so raise no interrupts.
         left, identity: The number and the text of a call that an exception has left; the communicator's identity.
+        turns: The calls of frameworks, on any threads; None where no framework has made one.
     """
 
     __slots__ = (
         "__weakref__", "_code", "_dealt", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
-        "is_alone", "is_part", "is_under_way", "left",
+        "is_alone", "is_part", "is_under_way", "left", "turns",
     )
 
     def __init__(self, calls: Calls, processes: Sequence[Process], *, is_alone: bool = False) -> None:
@@ -77,6 +79,7 @@ class CallOrder(CallComparison):
         self._sign = self._code = 0
         self._dealt: dict[str, int] = {}
         self._signs = Checksums()
+        self.turns: Turns | None = None
         INTERRUPTS.add(self)
 
     @property
@@ -140,7 +143,7 @@ class CallOrder(CallComparison):
         """
         calls = self._calls
         is_wrong = calls.depth and (calls.thread != get_ident() or self.is_under_way == AT_ONCE)
-        if is_wrong or self.broken or WATCH.dead:
+        if is_wrong or self.broken or WATCH.dead or calls.on_begin:
             self._require_ready(name)
         if array is None:
             key: tuple[Any, ...] = (name, detail)
@@ -185,8 +188,7 @@ class CallOrder(CallComparison):
     def _enter_compared(self, name: str, owner: int) -> CallOrder:
         """Collective. Enter a call that is compared between nodes; a new call is compared before it sends anything.
 
-        Where sizes differ, MPICH 5.0 ends the job inside most collective calls under any error handler, and names
-        neither call. The calls of a training repeat: soon none is new.
+        Where sizes differ, MPICH 5.0 ends the job inside most collective calls, and names neither call.
         """
         is_new, self._signs.has_new = self._signs.has_new and not self._is_compared, False
         self._calls.enter(name, self.key, self._code, owner)
@@ -204,7 +206,6 @@ class CallOrder(CallComparison):
     def _sign_as(self, name: str, key: tuple[Any, ...], owner: int) -> int:
         """Note a call that differs from the last one; returns its sign, with its strategy and the batches before it."""
         sign = self._signs[key] + owner * SPREAD
-        # `code_of`, inlined.
         self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
         if key != self.key:
             # An equal key stays the same object: each strategy's front recognizes the call by its identity.
@@ -249,6 +250,10 @@ class CallOrder(CallComparison):
         self._step = self.key
         return self
 
+    def commit(self, name: str) -> None:
+        """Local. Let an exception that leaves this operation, which has such a name in errors, refuse later calls."""
+        self.is_under_way, self.key = True, (name, None)
+
     def restart(self, *, keeps_call: bool = False) -> None:
         """Local. See `CallComparison.restart`; all ranks also regard the same calls as new again."""
         super().restart(keeps_call=keeps_call)
@@ -268,7 +273,9 @@ class CallOrder(CallComparison):
         self.mark = self.mark * 31 + sign & HASH
 
     def _require_ready(self, name: str) -> None:
-        if self._depth and (self._calls.thread != get_ident() or self.is_under_way == AT_ONCE):
+        if self.turns is not None:
+            self.turns.prepare(name, self._depth, is_at_once=self.is_under_way == AT_ONCE)
+        elif self._depth and (self._calls.thread != get_ident() or self.is_under_way == AT_ONCE):
             refuse_inside(name, self._calls.thread)
         self.require_whole(name)
         # A call of MPI in a group that has lost a rank may never return.
@@ -285,9 +292,9 @@ class CallOrder(CallComparison):
         Raises:
             InterruptedCallError, RuntimeError: See `enter`.
         """
-        if self._depth or self.broken:
-            self._require_ready(name)
         calls = self._calls
+        if self._depth or self.broken or calls.on_begin:
+            self._require_ready(name)
         if calls.depth or not self._is_plain:
             calls.enter(name, owner=owner)
             self._depth += 1
@@ -296,7 +303,6 @@ class CallOrder(CallComparison):
         if calls.thread != thread:
             # Two threads have no defined order; see `note_batch`.
             self._taken = 0
-        # `Calls.enter`, inlined.
         self._depth = calls.depth = 1
         calls.owner = owner
         calls.thread = thread
@@ -328,7 +334,6 @@ class CallOrder(CallComparison):
                 raise
         calls = self._calls
         if calls.depth == 1 and self._is_plain:
-            # `Calls.leave`, inlined.
             calls.depth = 0
             self._state[STATE] = calls.state
         else:

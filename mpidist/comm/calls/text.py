@@ -166,21 +166,24 @@ def _named_owner(found: re.Match[str]) -> str:
 
 
 def differing_calls(
-    calls: Calls, gather: Callable[[tuple[str, int]], Sequence[tuple[str, int]]]
+    calls: Calls, signed: int, gather: Callable[[tuple[str, int, int]], Sequence[tuple[str, int, int]]],
+    go_on_at: Callable[[int, int], None],
 ) -> MismatchError:
     """Collective. The error of ranks whose exchange belongs to different calls of the program.
 
     Args:
         calls: This rank's calls.
-        gather: A function that is Collective and gathers from all ranks a text and the number of the call.
+        signed: The number of this rank's last signed call: some ranks may have signed theirs, and others not yet.
+        gather: A function that is Collective and gathers from all ranks a text and the numbers of both kinds.
+        go_on_at: A function that sets the numbers of the last signed call, and of the last call.
     """
     try:
-        told, numbers = zip(*gather((_text(calls), calls.number)), strict=True)
+        told, signed_numbers, numbers = zip(*gather((_text(calls), signed, calls.number)), strict=True)
     except (pickle.UnpicklingError, EOFError):
         return other_call(calls)
-    calls.go_on_at(max(numbers))
-    texts = dict(enumerate(told))
-    return cast(MismatchError, mark_shared(_mismatch(calls, texts, "this call")))
+    error = mark_shared(_mismatch(calls, dict(enumerate(told)), "this call"))
+    go_on_at(max(signed_numbers), max(numbers))
+    return cast(MismatchError, error)
 
 
 def other_call(calls: Calls) -> MismatchError:

@@ -35,8 +35,8 @@ def open_device(communicator: Communicator, options: CommunicationOptions, host:
         host: The backend for arrays in host memory, through which staged arrays go.
 
     Returns:
-        The one that `MPIDIST_GPU_TRANSPORT` asks for. By default NCCL if every rank has a GPU of its own, otherwise MPI
-        if the library takes pointers to GPU memory, otherwise staging through pinned host memory.
+        The backend that `MPIDIST_GPU_TRANSPORT` asks for. By default NCCL if every rank has a GPU of its own, otherwise
+        MPI if the library takes pointers to GPU memory, otherwise staging through pinned host memory.
 
     Raises:
         UnavailableError: The transport that was asked for is not available; on every rank.
@@ -76,7 +76,7 @@ def open_staged(communicator: Communicator, options: CommunicationOptions, host:
 
     Args:
         communicator: The ranks.
-        options: `bytes_per_pack` is the size of a piece.
+        options: The options, of which `bytes_per_pack` is the size of a piece.
         host: The backend that combines the pieces.
     """
     return StagedBackend(communicator, options, host, _open_host_copier)

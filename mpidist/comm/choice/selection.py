@@ -23,12 +23,12 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions, p
 
 if TYPE_CHECKING:
     from mpidist.comm.backends.automatic import AutomaticBackend
-    from mpidist.comm.backends.large_ring import LargeRing
+    from mpidist.comm.backends.circulant import CirculantBackend
     from mpidist.comm.backends.tree import TreeBackend
     from mpidist.comm.group.shared_file import descriptors_missing
 else:
     AutomaticBackend = at_first_use("mpidist.comm.backends.automatic", "AutomaticBackend")
-    LargeRing = at_first_use("mpidist.comm.backends.large_ring", "LargeRing")
+    CirculantBackend = at_first_use("mpidist.comm.backends.circulant", "CirculantBackend")
     TreeBackend = at_first_use("mpidist.comm.backends.tree", "TreeBackend")
     descriptors_missing = at_first_use("mpidist.comm.group.shared_file", "descriptors_missing")
 
@@ -76,8 +76,8 @@ def choose(communicator: Communicator, options: CommunicationOptions, owner: int
 
     Args:
         communicator: The ranks.
-        options: `implementation` names a backend or is AUTO; `MPIDIST_COLLECTIVE` in the environment overrides it.
-            Under `reproducible` that backend moves the bytes, and `TreeBackend` combines.
+        options: The options: `implementation` names a backend or is AUTO; `MPIDIST_COLLECTIVE` in the environment
+            overrides it. Under `reproducible` that backend moves the bytes, and `TreeBackend` combines.
         owner: The number of the strategy whose collective it is; see `CallOrder.deal`.
 
     Returns:
@@ -86,7 +86,7 @@ def choose(communicator: Communicator, options: CommunicationOptions, owner: int
     Raises:
         UnavailableError: The backend that was asked for is not available; on every rank. The text lists the available
             backends, and the reasons why the others are not.
-        MismatchError: Ranks open that of another strategy; on every rank.
+        MismatchError: Ranks open the collective of another strategy; on every rank.
     """
     if owner:
         # Else ranks would share the memory of two strategies crosswise.
@@ -163,7 +163,7 @@ def _on_devices() -> Any:
 
 
 def _sizes_described(sizes: Sizes, *, shares: bool) -> str:
-    begins, large = (sizes.node_from, "NODE") if shares else (sizes.ring_from, "RING")
+    begins, large = (sizes.node_from, "NODE") if shares else (sizes.circulant_from, "a circulant graph")
     why = sizes.reason + ("" if shares else "; no two ranks share memory")
     # Where another backend takes all arrays larger than a chunk, there are none.
     mpi = "MPI" if begins <= sizes.chunk_bytes else f"MPI in chunks of {sizes.chunk_bytes} bytes"
@@ -183,7 +183,7 @@ def _open_by_size(
         _log(communicator, "AUTO", _sizes_described(sizes, shares=shares))
     in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or sizes.chunk_bytes)
     mpi = open_backend(CommunicationImplementation.MPI, communicator, in_chunks)
-    begins = sizes.node_from if shares else sizes.ring_from
+    begins = sizes.node_from if shares else sizes.circulant_from
     if shares:
         # Not in the middle of the first large call, where nothing else may begin.
         communicator.open_lane()
@@ -193,7 +193,7 @@ def _open_by_size(
             return mpi
         try:
             if not shares:
-                return LargeRing(communicator, options, mpi)
+                return CirculantBackend(communicator, options, mpi)
             return open_backend(CommunicationImplementation.NODE, communicator, options, sizes)
         except UnavailableError as error:
             _log(communicator, "MPI for all sizes", str(error), level=logging.WARNING)

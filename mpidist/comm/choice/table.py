@@ -22,7 +22,7 @@ class Opening:
         communicator: The ranks.
         options: The options of the communication.
         sizes: The sizes from which one algorithm is faster than another.
-        open_host: Opens the backend of AUTO, to be put inside of another one.
+        open_host: A function that opens the backend of AUTO, to be put inside of another one.
     """
 
     communicator: Communicator
@@ -40,8 +40,8 @@ def _open(kind: Any, given: Opening) -> Backend:
 
 
 def _open_node(kind: Any, given: Opening) -> Backend:
-    ring_from = None if given.sizes.ring_from >= NEVER else given.sizes.ring_from
-    return cast(Backend, kind(given.communicator, given.options, given.sizes.direct_from, ring_from))
+    circulant_from = None if given.sizes.circulant_from >= NEVER else given.sizes.circulant_from
+    return cast(Backend, kind(given.communicator, given.options, given.sizes.direct_from, circulant_from))
 
 
 def _open_staged(kind: Any, given: Opening) -> Backend:
@@ -57,11 +57,11 @@ class BackendRow:
     """One backend.
 
     Attributes:
-        module: Loaded by name when the backend is opened: some modules cannot be imported where it cannot run, and a
-            program without GPUs loads nothing of them.
+        module: The name of its module, which is loaded when the backend is opened: some modules cannot be imported
+            where the backend cannot run, and a program without GPUs loads none of them.
         kind: The name of its class there, or of a function that makes it.
-        why_not: Collective. The reason why this rank cannot use it, None if it can.
-        open: Collective. Makes it of its class.
+        why_not: A Collective function that returns the reason why this rank cannot use it, None if it can.
+        open: A Collective function that makes the backend of its class.
         takes_host_arrays: Whether it takes NumPy's arrays; no program can use another one for all its arrays.
     """
 

@@ -35,8 +35,9 @@ class Compression(Protocol):
 
         Args:
             collective: The collective of these ranks.
-            gradient: C-contiguous, of a floating dtype; same shape and dtype on every rank. Takes the result. If the
-                result is not finite, it is so on every rank, and `state` stays as if the call had not been made.
+            gradient: The gradient, C-contiguous, of a floating dtype; of the same shape and dtype on every rank. It
+                gets the result. If the result is not finite, it is so on every rank, and `state` stays as if the call
+                had not been made.
             state: The state of this gradient: empty at first, then as the last call has left it. `state[ERROR]` is this
                 rank's own, in float32 for half precision and otherwise in the gradient's dtype; the caller may have
                 changed it. All other arrays are the same on every rank. Arrays are replaced, not written to.

@@ -43,7 +43,7 @@ class AsyncCollective(Resource):
 
     Args:
         communicator: The ranks.
-        collective: Reduces over the same ranks; with a thread, on a communicator of its own.
+        collective: The collective that reduces over the same ranks; with a thread, on a communicator of its own.
         has_thread: Whether the process's communication thread does the work. Otherwise `wait` does it.
 
     Attributes:
@@ -62,10 +62,10 @@ class AsyncCollective(Resource):
         """Collective. Begin to combine the arrays of all ranks. Any number of reductions may be in progress.
 
         Args:
-            array: Same shape and dtype on every rank. The program must not change it before `wait` has returned, and,
-                if `in_place`, must not read it either.
+            array: The array, of the same shape and dtype on every rank. The program must not change it before `wait`
+                has returned, and, if `in_place`, must not read it either.
             op: See `Collective.all_reduce`.
-            in_place: Write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
+            in_place: Whether to write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
 
         Returns:
             A handle, on which every rank calls `wait`. A new array on a GPU is of the CUDA stream that is current now:
@@ -73,7 +73,7 @@ class AsyncCollective(Resource):
 
         Raises:
             TypeError, ValueError: See `Collective.all_reduce`; raised at once.
-            RuntimeError: It is closed.
+            RuntimeError: This object is closed.
             DeadRankError: A rank has died.
         """
         if self.is_closed:
@@ -104,7 +104,7 @@ class AsyncCollective(Resource):
         """Collective. Refuse a reduction that others begin: they would wait for this rank until its program ends.
 
         Args:
-            error: In this rank's arguments.
+            error: The error in this rank's arguments.
         """
         handle = Handle("refused", functools.partial(self._refuse, error), self._finish)
         # The program never gets it.
@@ -128,7 +128,7 @@ class AsyncCollective(Resource):
         return self.communicator.is_whole()
 
     def _end(self, *, is_collective: bool) -> None:
-        """Complete what has begun, since other ranks wait for it."""
+        """Complete the reductions that have begun, since other ranks wait for them."""
         if not is_collective:
             return
         if self.has_thread:
@@ -200,7 +200,7 @@ def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions
 
     Args:
         collective: The collective of these ranks.
-        options: Its options.
+        options: The options of the collective.
 
     Returns:
         An object with a thread, a communicator and a backend of its own. Where MPI allows calls from one thread only,

@@ -38,7 +38,7 @@ def take_collective(
         The collective, None for the library's choice.
 
     Raises:
-        TypeError: `chosen` is something else; on every rank.
+        TypeError: `chosen` is no such object; on every rank.
         ValueError: `chosen` belongs to other ranks, or cannot keep the options; on every rank.
     """
     names = gather_together(communicator, "taking `cross_device_ops`", lambda: _name_of(chosen, communicator))

@@ -71,7 +71,7 @@ class CrossDeviceOps:
 
         Args:
             communicator: The ranks; in further calls the same ones.
-            options: `check` and `timeout_seconds` hold for every call. Hooks get all options.
+            options: The options: `check` and `timeout_seconds` hold for every call. Hooks get all options.
             owner: The number of the strategy, which distinguishes its calls from those of other strategies.
 
         Returns:
@@ -110,7 +110,7 @@ class CrossDeviceOps:
             per_replica_value: This rank's array or number, of the same shape and dtype on every rank; or
                 `IndexedSlices`, whose rows are gathered.
             destinations: The name of a device, a variable or an array.
-            options: Passed to the hook.
+            options: The options, which are passed to the hook.
 
         Returns:
             A new array of the same kind. The MEAN of integers is float64.
@@ -134,8 +134,8 @@ class CrossDeviceOps:
 
         Args:
             reduce_op: A member of `ReduceOp`.
-            value_destination_pairs: Tuples (value, destinations).
-            options: Passed to the hook.
+            value_destination_pairs: A list of tuples (value, destinations).
+            options: The options, which are passed to the hook.
 
         Returns:
             The results, in the order of the values.
@@ -250,7 +250,7 @@ def check_chosen(chosen: object, communicator: Communicator) -> None:
 def collective_of(
     chosen: object, communicator: Communicator, options: CommunicationOptions, owner: int
 ) -> CollectiveFront:
-    """Collective. The collective that reduces as an object does which `check_chosen` has let pass.
+    """Collective. The collective that reduces as an object does that `check_chosen` has accepted.
 
     Args:
         chosen: The object.

@@ -121,7 +121,7 @@ class PackedReduction(CrossDeviceOps):
 
     Raises:
         ValueError: `num_packs` is negative.
-        TypeError: It is no integer.
+        TypeError: `num_packs` is no integer.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -166,7 +166,7 @@ class HierarchicalCopyAllReduce(PackedReduction):
 
     Raises:
         ValueError: `num_packs` is negative.
-        TypeError: It is no integer.
+        TypeError: `num_packs` is no integer.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -222,7 +222,7 @@ class NcclAllReduce(PackedReduction):
 
     Raises:
         ValueError: `num_packs` is negative.
-        TypeError: It is no integer.
+        TypeError: `num_packs` is no integer.
     """
 
     takes_device_arrays = True

@@ -28,7 +28,7 @@ class Arrival:
 
     Args:
         communicator: The ranks.
-        timeout_seconds: How long a rank waits for the others.
+        timeout_seconds: The time that a rank waits for the others.
     """
 
     def __init__(self, communicator: Communicator, timeout_seconds: float) -> None:

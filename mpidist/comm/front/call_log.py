@@ -57,13 +57,13 @@ class CallLog:
 
     Args:
         communicator: The ranks.
-        options: `check` compares at every call, `timeout_seconds` limits the wait for late ranks.
+        options: The options: `check` compares at every call, `timeout_seconds` limits the wait for late ranks.
         owner: The number of the strategy whose calls they are; see `CallOrder.deal`.
 
     Attributes:
         owner: The constructor's argument.
-        begin_owned: Begins a call of this owner, see `Begin`. At first, and always under these options, it raises
-            `MismatchError` before anything is moved, on every rank; then it is `CallOrder.enter`.
+        begin_owned: A function that begins a call of this owner, see `Begin`. At first, and always under these options,
+            it raises `MismatchError` before anything is moved, on every rank; later it is `CallOrder.enter`.
     """
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions, owner: int = 0) -> None:

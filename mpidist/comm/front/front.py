@@ -48,9 +48,9 @@ class CollectiveFront(Resource):
     """The library's `Collective`: a backend with checks, conversions and the call log. It closes the backend.
 
     Args:
-        backend: Gets contiguous one-dimensional arrays of native dtypes, after all checks.
-        options: `check` compares the ranks' calls each time, `timeout_seconds` limits the wait for late ranks, and
-            `wire_dtype` halves the bytes that `all_reduce` sends of large float32 arrays; see `halves.is_halved`.
+        backend: The backend, which gets contiguous one-dimensional arrays of native dtypes, after all checks.
+        options: The options. `check` compares the ranks' calls each time, `timeout_seconds` limits the wait for late
+            ranks, `wire_dtype` halves the bytes of large float32 arrays in `all_reduce`; see `halves.is_halved`.
         owner: The number of the strategy whose calls they are; see `CallOrder.deal`.
 
     Attributes:
@@ -158,12 +158,15 @@ class CollectiveFront(Resource):
             check_in_place(array, op)
         xp = arrays.namespace(array)
         dtype = self.dtype_combined(array.dtype, op)
-        converts = dtype != array.dtype
-        is_copy = converts or not is_plain(array)
+        is_copy = dtype != array.dtype or not is_plain(array)
         source = (plain(xp, array, dtype) if is_copy else array).reshape(-1)
         # A converted or contiguous copy belongs to this call, so the result may be written into it.
         total = source if is_copy or in_place else xp.empty_like(source)
         self.begin_moving()
+        if op is _MEAN and in_place and not is_copy and self._wire_dtype is None and (
+            self.backend.mean_allocated(total)
+        ):
+            return array
         if array.size:
             wire_dtype = self._wire_dtype if op is ReduceOp.SUM or op is _MEAN else None
             if wire_dtype is not None and is_halved(array.dtype, array.nbytes, wire_dtype):
@@ -173,14 +176,10 @@ class CollectiveFront(Resource):
                 combine(source, total, op)
         else:
             self._meet_empty(dtype, op)
-        result: AnyArray = self._divided(total, op).reshape(array.shape)
-        if op is ReduceOp.MEAN and array.dtype.kind in "iu":
-            return result
-        if in_place:
-            if is_copy:
-                array[...] = result.astype(array.dtype)
-            return array
-        return result.astype(array.dtype) if converts else result
+        result = self.finished(total.reshape(array.shape), op, array.dtype)
+        if in_place and is_copy:
+            array[...] = result
+        return array if in_place else result
 
     def sum_in_halves(self, array: AnyArray, wire_dtype: np.dtype[Any]) -> None:
         """Collective. Sum a flat contiguous array in place, sent in `wire_dtype` whatever its size."""
@@ -342,8 +341,8 @@ class CollectiveFront(Resource):
         ranks) is faster than reducing other arrays. In everything else it is an array like any other.
 
         Args:
-            shape: The same on every rank.
-            dtype: The same on every rank.
+            shape: The shape of the array, the same on every rank.
+            dtype: The dtype of the array, the same on every rank.
 
         Returns:
             This rank's array.
@@ -381,7 +380,7 @@ class CollectiveFront(Resource):
 
         Raises:
             TypeError: `array` is not an array, or is in memory that the backend does not reach.
-            ValueError: It is on another GPU than the current one.
+            ValueError: `array` is on another GPU than the current one.
         """
         if type(array) is np.ndarray:
             return array

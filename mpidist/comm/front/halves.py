@@ -23,9 +23,9 @@ def is_halved(dtype: np.dtype[Any], byte_count: int, wire_dtype: np.dtype[Any]) 
     """Local. Whether a sum of arrays of this dtype and size is sent in the wire dtype.
 
     Args:
-        dtype: float32 does, and the wire dtype itself. float64 never does: its users want its digits.
-        byte_count: The size of one rank's array; from 64 KB on.
-        wire_dtype: float16 or bfloat16.
+        dtype: The dtype: float32 and the wire dtype itself are sent so. float64 never is: its users need its digits.
+        byte_count: The size of one rank's array; arrays of 64 KB and more are sent so.
+        wire_dtype: The wire dtype, float16 or bfloat16.
     """
     return byte_count >= HALVED_FROM_BYTES and (
         dtype == wire_dtype or (dtype.kind == "f" and dtype.itemsize == np.dtype(np.float32).itemsize)
@@ -38,10 +38,10 @@ def all_reduce_in_halves(backend: Backend, source: AnyArray, total: AnyArray, wi
     """Collective. Each rank gets its slice of all arrays, adds them up in float32, and sends the sum.
 
     Args:
-        backend: Sends the bytes.
-        source: Flat and contiguous, rounded once.
-        total: Takes the sum, rounded once more; may be `source`.
-        wire_dtype: float16 or bfloat16.
+        backend: The backend that sends the bytes.
+        source: A flat, contiguous array; it is rounded once.
+        total: The array for the sum, which is rounded once more; it may be `source`.
+        wire_dtype: The wire dtype, float16 or bfloat16.
     """
     xp, size, rank = arrays.namespace(source), backend.communicator.size, backend.communicator.rank
     counts = even_sizes(source.size, size)

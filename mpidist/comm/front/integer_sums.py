@@ -35,7 +35,7 @@ class IntegerSums:
     """SUM and PROD of flat integers of a native dtype over a backend; the methods of `Backend`.
 
     Args:
-        backend: Combines over several ranks.
+        backend: The backend that combines over several ranks.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -93,10 +93,10 @@ class IntegerSums:
                     mine[low - own.start : high - own.start] = result[low - piece.start : high - piece.start]
 
     def all_reduce_parts(self, found: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
-        """Collective. Combine what each rank has combined itself, and what need not fit.
+        """Collective. Combine integers that each rank has combined itself; these results need not fit the dtype.
 
         Args:
-            found: The parts of `exact.parts_along`, at least one element; they are used up.
+            found: The parts of `exact.parts_along`, at least one element; they are overwritten.
             dtype: The dtype of the integers, native.
             op: SUM or PROD.
 

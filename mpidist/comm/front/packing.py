@@ -1,4 +1,4 @@
-"""Packing: many small arrays are reduced in one call, large ones each alone, and neighbors in memory where they are.
+"""Packing: small arrays are reduced together in one call, large ones alone, and neighbors in memory without a copy.
 
 The packs and the order of calls follow from the number, shapes and dtypes of the arrays alone, which all ranks share.
 Before neighbors are reduced as one array, the ranks agree on them.
@@ -44,11 +44,12 @@ def all_reduce_nest(
 
     Args:
         collective: The collective of these ranks.
-        nest: Arrays and `IndexedSlices` in lists, tuples and dicts; structure, shapes and dtypes are the same on every
-            rank.
+        nest: The arrays and `IndexedSlices` in lists, tuples and dicts; structure, shapes and dtypes are the same on
+            every rank.
         op: The operation.
-        in_place: Write results into the arrays, each of which must be C-contiguous. Arrays of one allocation that are
-            neighbors in the nest as well as in memory are reduced without any copy. IndexedSlices are not changed.
+        in_place: Whether to write results into the arrays, each of which must be C-contiguous. Arrays of one allocation
+            that are neighbors in the nest as well as in memory are reduced without any copy. IndexedSlices are not
+            changed.
         bytes_per_pack: The size up to which small arrays of one dtype are packed; 0 takes 1 MiB.
 
     Returns:

@@ -43,12 +43,13 @@ def reduce_slices(
 
     Args:
         collective: The collective of these ranks.
-        op: SUM, or MEAN, which divides the rows by the number of ranks; the MEAN of integers is float64.
+        op: The operation: SUM, or MEAN, which divides the rows by the number of ranks; the MEAN of integers is float64.
         slices: This rank's rows, any number of them.
-        merge: Add up rows of the same index, in the order of the ranks and, within a rank, in the given order. Half
-            precision adds in float32.
-        densify: See `merge`. Where the ranks have mostly the same indices, lay out the rows of all indices as one array
-            and all-reduce it, which then moves fewer bytes. Sums are in the order of the collective.
+        merge: Whether to add up rows of the same index, in the order of the ranks and, within a rank, in the given
+            order. Half precision adds in float32.
+        densify: Whether to add up rows as with `merge`, and, where the ranks have mostly the same indices, to
+            all-reduce the rows of all indices as one array, which then moves fewer bytes. Sums are in the order of the
+            collective.
 
     Returns:
         All rows; with `merge` or `densify` one row for each index, sorted. Indices are 64-bit. The same bits on every
@@ -56,7 +57,7 @@ def reduce_slices(
 
     Raises:
         OverflowError: A sum of integers does not fit their dtype; on every rank.
-        ValueError: Another operation was asked for.
+        ValueError: `op` is neither SUM nor MEAN.
         TypeError: The dtype cannot be added.
         MismatchError: Operations, dense shapes, dtypes or shapes of rows differ between ranks.
     """

@@ -84,7 +84,7 @@ def decide(library: Library, environment: Mapping[str, str], queried: bool | Non
 
     Args:
         library: The MPI library.
-        environment: With its switches.
+        environment: The environment, which has its switches.
         queried: The library's own answer, None if it has no function for it.
 
     Returns:

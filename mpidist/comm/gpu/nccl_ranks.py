@@ -34,15 +34,15 @@ class NcclRanks:
     Args:
         owner: The communicator of MPI.
         cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
-        identity: The same on every rank.
-        ranks: CuPy's object.
+        identity: The identity, the same on every rank.
+        ranks: The communicator as CuPy's object.
 
     Attributes:
         ranks: The constructor's argument.
         cuda: The constructor's argument.
         device: The number of the GPU that was current at the start. No other one may be current in a call.
         identity: The constructor's argument.
-        user_count: The users that have not closed it, with those that were dropped; the same on every rank.
+        user_count: The number of users that have not closed it, with those that were dropped; the same on every rank.
     """
 
     def __init__(self, owner: Communicator, cuda: Any, identity: Identity, ranks: Any) -> None:
@@ -90,7 +90,7 @@ class _Owned:
             _destroy(identity)
 
     def add(self, ranks: NcclRanks) -> None:
-        """Collective. Take one more."""
+        """Collective. Add one more communicator."""
         self.identities &= _open.keys()
         self.identities.add(ranks.identity)
         self.living[ranks.identity] = ranks
@@ -107,7 +107,7 @@ def open_ranks(communicator: Communicator, cuda: Any) -> NcclRanks:
         cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
 
     Returns:
-        The one that all ranks have and can use, otherwise a new one.
+        The communicator that all ranks have and can use, otherwise a new one.
 
     Raises:
         RuntimeError: NCCL cannot start on some rank, or has not started after 120 s; on every rank.
@@ -151,10 +151,10 @@ def _make(cuda: Any, size: int, unique: Any, rank: int) -> Any:
 
 
 class _Start:
-    """NCCL's start on this rank. What it gives is aborted once the ranks have given it up, however late it comes.
+    """NCCL's start on this rank. Its communicator is aborted once the ranks have given it up, however late it comes.
 
     Args:
-        make: Gives a communicator of NCCL.
+        make: A function that returns a communicator of NCCL.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -173,7 +173,7 @@ class _Start:
         return ranks
 
     def give_up(self) -> None:
-        """Local. Abort what was made, or will be."""
+        """Local. Abort the communicator that was made, or will be."""
         with self._lock:
             self._is_given_up, ranks = True, self._ranks
         if ranks is not None:

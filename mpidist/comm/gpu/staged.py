@@ -34,7 +34,7 @@ class _Piece:
     Attributes:
         sources: Arrays of bytes to copy into a room, one after the other.
         targets: Arrays of bytes to fill, one after another, from the room that `combine` returns.
-        combine: Called with the room that holds the sources and with another room; returns the one with the result.
+        combine: A function of the room that holds the sources and of another room; it returns the one with the result.
     """
 
     __slots__ = ("combine", "sources", "targets")
@@ -96,9 +96,9 @@ class StagedBackend(Backend):
 
     Args:
         communicator: The ranks.
-        options: `bytes_per_pack` is the size of a piece.
+        options: The options, of which `bytes_per_pack` is the size of a piece.
         inside: The backend that combines in the rooms, over the same ranks.
-        open_copier: Makes the copier for arrays that are in the same memory as the given one.
+        open_copier: A function that makes the copier for arrays that are in the same memory as the given one.
 
     Attributes:
         inside: The constructor's argument.

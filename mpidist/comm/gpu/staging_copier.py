@@ -45,7 +45,7 @@ class StagingCopier(Protocol):
 
         Args:
             sources: Contiguous arrays of bytes, together not longer than the room.
-            room: The caller neither reads nor changes it before `wait`.
+            room: The room, which the caller neither reads nor changes before `wait`.
         """
         ...
 
@@ -53,7 +53,7 @@ class StagingCopier(Protocol):
         """Local. Begin to copy a room into arrays, one after another.
 
         Args:
-            room: The caller does not change it before `wait`.
+            room: The room, which the caller does not change before `wait`.
             targets: Contiguous arrays of bytes.
         """
         ...

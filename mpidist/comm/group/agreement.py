@@ -29,7 +29,7 @@ def together(communicator: Communicator, step: str, function: Callable[[], T], *
     Args:
         communicator: The ranks that have to agree.
         step: A name for the step, used in the error: "creating the checkpoint directory".
-        function: Must not communicate: a rank on which it has failed cannot take part any more.
+        function: A function that must not communicate: a rank on which it has failed cannot take part any more.
         may_agree: Whether `function` has steps of its own that ranks take together. A rank on which it has failed takes
             part in the first of these, and all ranks raise the error from there.
 
@@ -37,8 +37,8 @@ def together(communicator: Communicator, step: str, function: Callable[[], T], *
         The value that `function` returned on this rank.
 
     Raises:
-        Exception: Has the type of the lowest failing rank's error if that is a built-in or one of mpidist's, otherwise
-            `RankError`. The text names the rank, the host and the cause.
+        Exception: The error, of the type of the lowest failing rank's error if that is a built-in or one of mpidist's,
+            otherwise `RankError`. The text names the rank, the host and the cause.
     """
     error: Exception | None = None
     result: T | None = None
@@ -93,7 +93,7 @@ def exchange(communicator: Communicator, step: str, value: T, error: Exception |
     Args:
         communicator: The ranks that have to agree.
         step: The operation, for the error.
-        value: Picklable; it is not read if there is an error.
+        value: A picklable value; it is not read if there is an error.
         error: The error of this rank.
 
     Returns:
@@ -129,7 +129,7 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
         function: Must not communicate. Its result must be picklable.
 
     Returns:
-        What `function` returned on rank 0.
+        The value that `function` returned on rank 0.
 
     Raises:
         Exception: See `together`.
@@ -161,7 +161,7 @@ def same_on_all(communicator: Communicator, subject: str, value: T, hint: str) -
     Args:
         communicator: The ranks that have to agree.
         subject: A name for the value, used in the error: "shape and dtype of variable 'w'".
-        value: Picklable, comparable by `==`, readable when printed.
+        value: The value: picklable, comparable by `==`, readable when printed.
         hint: The advice, the last sentence of the error.
 
     Raises:

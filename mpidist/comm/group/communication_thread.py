@@ -28,8 +28,9 @@ class Handle:
 
     Args:
         name: The operation, for `repr`.
-        reduce: Does the work and raises nothing. Returns the result and None, or an error that `wait` is to raise.
-        finish: Called by `wait` with this handle; returns when `run` has ended.
+        reduce: A function that does the work and raises nothing. It returns the result and None, or an error that
+            `wait` is to raise.
+        finish: A function of this handle, called by `wait`; it returns when `run` has ended.
 
     Attributes:
         is_waited: Whether `wait` was called.

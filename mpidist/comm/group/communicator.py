@@ -155,9 +155,14 @@ class Communicator(Resource, Protocol):
         """Collective. Free an object with this communicator: all ranks then call its `Free()`, in the order of `own`.
 
         Args:
-            thing: Must not refer to this communicator.
+            thing: The object, which must not refer to this communicator.
         """
         ...
+
+    @property
+    def parts(self) -> Sequence[Communicator]:
+        """Local. The open communicators of this rank that `split` has made with `is_part`, in their order."""
+        return ()
 
     def split(self, color: int, key: int = 0, *, is_part: bool = False) -> Communicator:
         """Collective. A communicator of the ranks with the same color, ordered by key, then by rank.

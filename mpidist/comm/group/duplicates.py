@@ -1,4 +1,4 @@
-"""Our duplicates of a user's communicator, one for each purpose. The first one prepares the end of the program."""
+"""The library's duplicates of a user's communicator, one for each purpose. The first one prepares the program's end."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import mark_shared
 from mpidist.failures import ending
 from mpidist.failures.deaths import SOME_RANK, WATCH, Process, this_process
+from mpidist.failures.exit_code import tell_opened
 from mpidist.failures.farewell import Farewell
 
 # The user's communicator keeps its duplicates, one per purpose, as an MPI attribute (MPI 4.1, section 7.7). A
@@ -30,8 +31,8 @@ class _Duplicates:
     """The attribute of a user's communicator.
 
     Attributes:
-        by_purpose: Our duplicates of it.
-        farewell: By which its ranks leave the program together, over a channel of the first duplicate.
+        by_purpose: The library's duplicates of it, by purpose.
+        farewell: The agreement by which its ranks end the program together, over a channel of the first duplicate.
     """
 
     by_purpose: dict[str, MpiCommunicator]
@@ -39,7 +40,7 @@ class _Duplicates:
 
 
 def open_duplicate(user: MPI.Intracomm | None, purpose: str) -> Communicator:
-    """Collective. Our duplicate of `user` (default: all ranks) for a purpose; see `communicator.open_communicator`."""
+    """Collective. Our duplicate of `user` (default: all ranks) for a purpose; see `opening.open_communicator`."""
     if user is None:
         check_launcher(MPI.COMM_WORLD.size, MPI.Get_library_version())
         user = MPI.COMM_WORLD
@@ -75,7 +76,8 @@ def prepare_end(mpi: MPI.Intracomm) -> None:
     """Local. From now on an exception on this rank ends the job, and with it ranks that wait for this one.
 
     Args:
-        mpi: A communicator of this rank, whose number of it the texts name where no other one was opened before.
+        mpi: A communicator of this rank; error texts name the rank by its number there, unless another one was opened
+            before.
     """
     if not ending.is_switched_off():
         ending.install(
@@ -107,6 +109,7 @@ def _open(mpi: MPI.Intracomm, known: tuple[Process, ...]) -> MpiCommunicator:
     WATCH.take_notices(has_other_hosts=len({process.host for process in processes}) > 1)
     communicator = MpiCommunicator(mpi, known=known)
     communicator.is_shared = True
+    tell_opened()
     return communicator
 
 

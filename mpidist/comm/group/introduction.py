@@ -26,8 +26,8 @@ class RankWords(NamedTuple):
     """The data that a rank sends to the other ranks of a new communicator.
 
     Attributes:
-        rank: Its number.
-        process: Its process.
+        rank: The number of the rank.
+        process: The process of the rank.
         identity: The identity of the communicator, on the first rank.
         offered: The resources that it has dropped; see `mpidist.comm.group.resource`.
         page: The address of its page.
@@ -92,7 +92,7 @@ def introduce(mpi: Any, node_color: int | None, words: RankWords) -> tuple[Any, 
     """Collective. The communicator of this rank's node, and the data of all ranks.
 
     Args:
-        mpi: All ranks, an mpi4py intracommunicator.
+        mpi: An mpi4py intracommunicator of all ranks.
         node_color: The color of this rank's node: ranks with equal colors are one node. Default: the ranks that share
             memory according to MPI, if each of them can open a file that another has made in it.
         words: The data of this rank.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class _Met(NamedTuple):
 
     Attributes:
         first: The least number of a rank's call.
-        last: The largest.
+        last: The largest number of a rank's call.
         least: The least value.
         largest: The largest value.
         length: The largest length.
@@ -67,7 +68,7 @@ class MpiCommunicator(Communicator):
             each of them can really open a file that another has made there. In different containers on one host they
             cannot.
         is_part: See `CallOrder`. Its ranks are those of another communicator, and know one another.
-        known: The processes of that one, which are kept once for both where they are the same.
+        known: The processes of that other communicator, which are kept once for both where they are the same.
     """
 
     # Whether other users of the same ranks share it: no user closes it then.
@@ -110,6 +111,7 @@ class MpiCommunicator(Communicator):
         self._node: MpiCommunicator | None = _NodeCommunicator(node, self._handles, mine, calls, self.core_count)
         self._lane: MpiCommunicator | None = None
         self._siblings: dict[str, MpiCommunicator] = {}
+        self._parts: list[weakref.ref[MpiCommunicator]] = []
         self._channel: MPI.Intracomm | None = None
         self._tag = 0
 
@@ -204,16 +206,22 @@ class MpiCommunicator(Communicator):
             # Some rank is in a call in which it sends something else.
             raise other_call(calls)
         if numbers[2] != -numbers[3]:
-            raise differing_calls(calls, self.mpi.allgather)
+            raise differing_calls(calls, self.order.number, self.mpi.allgather, self._go_on_at)
         return _Met(-numbers[5], numbers[4], -numbers[7], numbers[6], numbers[8])
 
+    def _go_on_at(self, signed: int, noted: int) -> None:
+        """Collective. Let all ranks continue with the same numbers of calls, after they were in different ones."""
+        self.order.go_on_at(signed, noted)
+        # No rank may compare its next call with the page before all have reset their part.
+        self.mpi.Barrier()
+
     def close(self) -> None:
-        """Collective. See `Communicator`; nothing where others use it, too."""
+        """Collective. See `Communicator`; where others use it, too, it stays open."""
         if not self.is_shared:
             super().close()
 
     def drop(self) -> None:
-        """Local. See `Resource.drop`; nothing where others use it, too."""
+        """Local. See `Resource.drop`; where others use it, too, it stays open."""
         if not self.is_shared:
             super().drop()
 
@@ -296,7 +304,15 @@ class MpiCommunicator(Communicator):
     def split(self, color: int, key: int = 0, *, is_part: bool = False) -> Communicator:
         """Collective. See `Communicator.split`."""
         with self._opens("splitting a communicator"):
-            return MpiCommunicator(self.mpi.Split(color, key), node_color=self._node_color, is_part=is_part)
+            made = MpiCommunicator(self.mpi.Split(color, key), node_color=self._node_color, is_part=is_part)
+        if is_part:
+            self._parts = [*filter(_is_open, self._parts), weakref.ref(made)]
+        return made
+
+    @property
+    def parts(self) -> Sequence[Communicator]:
+        """Local. See `Communicator.parts`."""
+        return [part for reference in filter(_is_open, self._parts) if (part := reference()) is not None]
 
     def _end(self, *, is_collective: bool) -> None:
         lane = [] if self._lane is None else [self._lane]
@@ -310,14 +326,19 @@ class MpiCommunicator(Communicator):
         return f"MpiCommunicator(rank={self.rank}, size={self.size}, nodes={self.node_sizes})"
 
 
+def _is_open(reference: weakref.ref[MpiCommunicator]) -> bool:
+    held = reference()
+    return held is not None and not held.is_closed
+
+
 class _NodeCommunicator(MpiCommunicator):
     """The ranks of one node. Their node is this communicator itself.
 
     Args:
-        mpi: Over the ranks of the node.
+        mpi: The communicator of mpi4py over the ranks of the node.
         handles: The handles of the whole communicator, of which this one is a part.
         processes: The processes of the ranks of the node.
-        calls: Notes the communicating calls among them.
+        calls: The record of the communicating calls among them.
         core_count: See `Communicator`.
     """
 
@@ -341,9 +362,10 @@ class _NodeCommunicator(MpiCommunicator):
         self._job = ""
         self._handles = handles
         self._siblings = {}
+        self._parts = []
         self._lane = None
         self._channel = None
         self._tag = 0
 
     def _end(self, *, is_collective: bool) -> None:
-        """Local. Nothing: it is closed with the communicator that it is a part of."""
+        """Local. Do nothing: it is closed with the communicator that it is a part of."""

@@ -39,7 +39,7 @@ def gather_objects(mpi: Any, value: T) -> list[T]:
 
     Args:
         mpi: An mpi4py intracommunicator.
-        value: This rank's value, picklable.
+        value: The picklable value of this rank.
     """
     mpi4py = _mpi4py()
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

@@ -30,8 +30,8 @@ def open_communicator(mpi_communicator: object | None = None, *, purpose: str = 
     Args:
         mpi_communicator: An mpi4py intracommunicator. In jobs of several programs (MPMD) each must give the
             communicator of its own ranks. Default: all ranks of the job.
-        purpose: Names the use. Communicators are kept for each user communicator and purpose, so that a second call
-            with the same arguments costs nothing.
+        purpose: The name of the use. Communicators are kept for each user communicator and purpose, so that a second
+            call with the same arguments costs nothing.
 
     Returns:
         A duplicate, on which no message of the library can be taken for one of the user's.

@@ -65,7 +65,7 @@ def begin(process: Process, rank: int, size: int) -> Calls:
     """Local. Watch the start: until the first communicator exists, no rank knows the others.
 
     Args:
-        process: This one.
+        process: This process.
         rank: This rank.
         size: The number of ranks.
 
@@ -89,7 +89,7 @@ def look(
         processes: The processes of all ranks of a communicator.
         rank: This rank.
         shown: The result of `show` on each rank of this host.
-        directory: For the files; empty if there is none.
+        directory: The directory for the files; empty if there is none.
         job: A name for this group of ranks, the same on all of them.
     """
     here = Key(*processes[rank])

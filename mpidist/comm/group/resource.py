@@ -55,7 +55,7 @@ class Resource(Protocol):
         return True
 
     def _end(self, *, is_collective: bool) -> None:
-        """Collective if `is_collective`, else Local. Give back what this object holds; called once."""
+        """Collective if `is_collective`, else Local. Release everything that this object holds; called once."""
         del is_collective  # This default holds nothing.
 
     def __enter__(self) -> Self:
@@ -87,11 +87,11 @@ def end_all(resources: Iterable[Resource], *, is_collective: bool) -> None:
 
 
 class _Note(NamedTuple):
-    """Something that this rank has dropped.
+    """A resource that this rank has dropped.
 
     Attributes:
         rank_count: The number of ranks that must have dropped it.
-        give_back: Collective over them. Gives it back.
+        give_back: A function, Collective over these ranks, that gives the resource back.
     """
 
     rank_count: int
@@ -107,10 +107,11 @@ class Claim:
     """A resource that all ranks of a group must release collectively.
 
     Args:
-        owner: The claim is dropped when the garbage collector takes this object, if it has not ended before.
-        identity: The same on all ranks of the group.
+        owner: The object with which the claim is dropped, when the garbage collector takes it, if the claim has not
+            ended before.
+        identity: The identity of the claim, the same on all ranks of the group.
         rank_count: The number of ranks of the group.
-        give_back: Collective over the group. Gives it back. Must not refer to `owner`.
+        give_back: A function, Collective over the group, that gives the resource back. It must not refer to `owner`.
     """
 
     def __init__(self, owner: object, identity: Identity, rank_count: int, give_back: Callable[[], None]) -> None:
@@ -122,13 +123,13 @@ class Claim:
         self._finalizer.atexit = False
 
     def give_back(self) -> None:
-        """Collective. Give it back now; nothing if the claim has ended."""
+        """Collective. Give the resource back now, unless the claim has ended."""
         if self._finalizer.detach() is not None:
             _held.discard(self._identity)
             self._give_back()
 
     def drop(self) -> None:
-        """Local. Leave it to a later creation; nothing if the claim has ended."""
+        """Local. Let a later creation of a communicator give the resource back, unless the claim has ended."""
         self._finalizer()
 
 
@@ -143,7 +144,7 @@ def offered() -> dict[Identity, int]:
 
 
 def give_back_offered(offers: Iterable[Mapping[Identity, int]]) -> None:
-    """Collective. Give back what every rank of its group has offered.
+    """Collective. Give back the resources that every rank of their group has offered.
 
     Args:
         offers: The result of `offered` on each rank.
@@ -178,8 +179,8 @@ class Handles:
             before them.
 
     Attributes:
-        requests: The requests of mpi4py, under way on them, by their `id`; each with its buffer, which lives until it
-            is complete.
+        requests: The pending requests of mpi4py on them, by their `id`; each with its buffer, which lives until it is
+            complete.
     """
 
     def __init__(self, identity: Identity, mpi: Sequence[Any]) -> None:

@@ -56,15 +56,15 @@ class Shown(NamedTuple):
 
 
 class SharedFile:
-    """A new empty file, open for reading and writing. `close` also takes away its name.
+    """A new empty file, open for reading and writing. `close` also removes its name.
 
     Args:
-        folder: Its directory; None for memory without one (`man 2 memfd_create`).
+        folder: The directory of the file; None for memory without one (`man 2 memfd_create`).
         has_name: Whether it has to have a name; it has one if no other address is possible.
 
     Attributes:
         descriptor: The descriptor of the open file.
-        shown: For `open_shared` in other processes, as long as this process has not called `close`.
+        shown: The address for `open_shared` in other processes, as long as this process has not called `close`.
 
     Raises:
         OSError: It cannot be made.

@@ -43,7 +43,7 @@ class SoloCommunicator(Communicator):
         return self
 
     def share_directory(self, directory: str) -> None:
-        """Local. Nothing: there is no other rank."""
+        """Local. Do nothing: there is no other rank."""
 
     def barrier(self) -> None:
         """Collective. Returns at once."""

@@ -16,7 +16,7 @@ _UNKNOWN = Process("an unknown host", 0, "")
 
 
 class Losses:
-    """The losses of a group of ranks, as far as this rank knows.
+    """The lost ranks of a group, as far as this rank knows.
 
     The kernel reports deaths on this host (`WATCH`); MPI, or the end of a connection, reports others, by `note`.
 
@@ -58,7 +58,7 @@ class Losses:
 
         Args:
             rank: The dead rank.
-            error: The error of its connection; a host that says nothing any more may be alive.
+            error: The error of its connection; a host that sends nothing any more may be alive.
         """
         if rank not in self.dead():
             with self._lock:
@@ -71,7 +71,7 @@ class Losses:
     def cut(self, rank: int, error: BaseException | None = None) -> None:
         """Local. Note that a connection has ended: a death, unless the kernel watches that rank's process.
 
-        A rank on this host may have dropped its window, and live.
+        A rank on this host may have dropped its window, and be alive.
 
         Args:
             rank: The rank at its other end.
@@ -86,7 +86,7 @@ class Losses:
         """Local. Note a rank that joins.
 
         Args:
-            rank: Its rank. Unknown ranks below it count as lost, until they are added, too.
+            rank: The rank that joins. Unknown ranks below it count as lost, until they are added, too.
             process: Its process.
         """
         with self._lock:

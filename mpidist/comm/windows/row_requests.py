@@ -1,4 +1,4 @@
-"""Questions for rows of a heap, as they travel to the rank that has it."""
+"""Requests for rows of a heap, as they are sent to the rank that has the heap."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def questions(offset: int, numbers: AnyArray, into: AnyArray) -> Iterator[tuple[
     """Local. The requests for some rows, and the place of each answer: one request, unless there are very many rows.
 
     Args:
-        offset: Where row 0 begins in the heap.
+        offset: The first byte of row 0 in the heap.
         numbers: The numbers of the rows, int64.
-        into: Bytes of shape (n, row bytes), without gaps; the answers are flat parts of it.
+        into: An array of bytes of shape (n, row bytes), without gaps; the answers are flat parts of it.
     """
     row_bytes = into.shape[1]
     length = max(1, _PIECE_BYTES // max(8, row_bytes))
@@ -32,7 +32,7 @@ def questions(offset: int, numbers: AnyArray, into: AnyArray) -> Iterator[tuple[
 
 
 def answer(memory: AnyArray, asked: bytes | bytearray | memoryview) -> AnyArray:
-    """Local. A copy of the rows of a question, of this moment.
+    """Local. A copy of the rows of a request, as they are now.
 
     Args:
         memory: The heap.
@@ -42,7 +42,7 @@ def answer(memory: AnyArray, asked: bytes | bytearray | memoryview) -> AnyArray:
         Bytes of shape (n, row bytes).
 
     Raises:
-        ValueError: It is no question, or the heap has no such rows.
+        ValueError: `asked` is no request, or the heap has no such rows.
     """
     size = memoryview(asked).nbytes - _HEADER.size
     if size < 0 or size % 8:

@@ -52,7 +52,7 @@ class Window(Resource, Protocol):
     closed: str = "this window is closed: open another one, on all ranks"
 
     def explain_end(self, text: str) -> None:
-        """Local. Have this text as that of the error after the end."""
+        """Local. Set the text of the error for calls after the end."""
         self.closed = text
 
     def get(self, rank: int, offset: int, into: AnyArray) -> None:
@@ -94,7 +94,7 @@ class Window(Resource, Protocol):
         Args:
             rank: The owner of the heap; this rank's own is allowed.
             offset: The first byte.
-            array: C-contiguous, of any numeric dtype. It must not change until `flush`.
+            array: The array to write, C-contiguous, of any numeric dtype. It must not change until `flush`.
 
         Raises:
             Exception: See `get`.
@@ -122,7 +122,7 @@ class Window(Resource, Protocol):
 
         Args:
             rank: The receiver; this rank itself is allowed.
-            message: At most 1 GiB.
+            message: The message, at most 1 GiB.
 
         Raises:
             ValueError: There is no such rank, or the message is too large.
@@ -159,7 +159,7 @@ class Window(Resource, Protocol):
         """Local. Leave a lost rank out: nothing that it has sent is delivered from now on, and nothing is sent to it.
 
         Args:
-            rank: It may still be alive, and be thought dead.
+            rank: The rank, which may still be alive.
         """
         ...
 
@@ -207,11 +207,11 @@ class SoloWindow(Window):
         return (0, self._messages.pop(0)) if self._messages else None
 
     def lost(self) -> frozenset[int]:
-        """Local. None."""
+        """Local. No rank is lost."""
         return frozenset()
 
     def forget(self, rank: int) -> None:
-        """Local. Nothing: this rank is alive."""
+        """Local. Do nothing: this rank is alive."""
         require_rank(self, rank)
 
     def _end(self, *, is_collective: bool) -> None:

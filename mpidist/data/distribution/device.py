@@ -73,7 +73,7 @@ class DeviceReader(Iterator[Any]):
     memory, and CuPy arrays stay what they are. The arrays belong to the stream that is current at `next`.
 
     Args:
-        elements: The iterator to read; must not call MPI.
+        elements: The iterator to read; it must not call MPI.
         depth: Number of elements to read ahead in a thread, besides the one being copied; 0 reads and copies in `next`.
         xp: The module `cupy`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_iterator import DistributedIterator, Numbered, Passes
 from mpidist.data.distribution.share import FROM_DATASET, FROM_FUNCTION, RankShare, share_dataset, take_dataset
 from mpidist.data.input_context import InputContext
+from mpidist.data.items.groups import ALONE, GroupPlace
 from mpidist.options import InputOptions
 
 
@@ -30,15 +32,17 @@ class DistributedDataset(FixedAttributes):
     Where lengths are known and equal, iterating does not communicate.
 
     Args:
-        dataset: Batched with the global batch size; the same on every rank. Elements of an iterable or a generator
-            without `batch` are global batches if their arrays all have the same first dimension, as in TF.
+        dataset: A dataset batched with the global batch size, the same on every rank. Elements of an iterable or a
+            generator without `batch` are global batches if their arrays all have the same first dimension, as in TF.
         communicator: The ranks that share the dataset.
-        options: A thread reads `experimental_per_replica_buffer_size` batches ahead. Without options the number is
-            that of the dataset's `prefetch`; without that, it is 0 where reading is only a copy in host memory, else 1.
+        options: The options of the input: a thread reads `experimental_per_replica_buffer_size` batches ahead. Without
+            options the number is that of the dataset's `prefetch`; without that, it is 0 where reading is only a copy
+            in host memory, else 1.
         presharded: Whether the dataset is this rank's own. It is then neither sharded nor compared between ranks.
         namespace: The module of the batches' arrays, `numpy` or `cupy`; see `mpidist.data.distribution.device`. With
             `experimental_fetch_to_device=False` batches are NumPy arrays.
         everyone: The ranks that take the same seeds. Default: those that share the dataset.
+        group: The group of these ranks, if several groups go through the data at their own pace.
 
     Raises:
         TypeError: `dataset` is not a `Dataset`, or `options` are no `InputOptions`.
@@ -58,6 +62,7 @@ class DistributedDataset(FixedAttributes):
         presharded: bool = False,
         namespace: Any = np,
         everyone: Communicator | None = None,
+        group: GroupPlace = ALONE,
     ) -> None:
         if options is not None and not isinstance(options, InputOptions):
             raise TypeError(f"`options` must be mpidist.InputOptions or None, got {described(options)}")
@@ -65,7 +70,9 @@ class DistributedDataset(FixedAttributes):
         self._share = share = (take_dataset if presharded else share_dataset)(
             dataset, communicator, communicator if everyone is None else everyone
         )
-        self._numbered = Numbered(communicator.order.deal("dataset"), presharded)
+        # Ranks with datasets of their own share no position, nor do groups of them.
+        place = dataclasses.replace(group, in_turn=group.in_turn and not presharded)
+        self._numbered = Numbered(communicator.order.deal("dataset"), presharded, place)
         fetches = options is None or options.experimental_fetch_to_device is not False
         self._namespace = namespace if fetches else np
         self._depth = _prefetch_depth(share, options, is_copied=self._namespace is not np)
@@ -110,17 +117,20 @@ def distribute_datasets_from_function(
     *,
     everyone: Communicator | None = None,
     replica_count: int | None = None,
+    group: GroupPlace = ALONE,
 ) -> DistributedDataset:
     """Collective. The dataset that `dataset_fn` makes for this rank, unchanged; the function batches and shards it.
 
     Args:
-        dataset_fn: Called once, with `InputContext(n, rank, replica_count)`. Lengths may differ between ranks: all
-            ranks make as many steps as the longest dataset has, and a rank without data gets empty batches.
+        dataset_fn: A function that is called once, with `InputContext(n, rank, replica_count)`. Lengths may differ
+            between ranks: all ranks make as many steps as the longest dataset has, and a rank without data gets empty
+            batches.
         communicator: The ranks that step together.
         options: See `DistributedDataset`.
         namespace: See `DistributedDataset`.
         everyone: See `DistributedDataset`.
         replica_count: The number of replicas. Default: that of the ranks.
+        group: See `DistributedDataset`.
 
     Returns:
         An iterable of this rank's batches.
@@ -142,7 +152,7 @@ def distribute_datasets_from_function(
 
     dataset = together(communicator if everyone is None else everyone, f"{FROM_FUNCTION}: dataset_fn", call)
     return DistributedDataset(
-        dataset, communicator, options=options, presharded=True, namespace=namespace, everyone=everyone
+        dataset, communicator, options=options, presharded=True, namespace=namespace, everyone=everyone, group=group
     )
 
 

@@ -18,11 +18,13 @@ from mpidist.comm.group.agreement import together
 from mpidist.comm.group.communicator import Communicator
 from mpidist.data.distribution.device import DeviceReader, is_for_gpu
 from mpidist.data.distribution.share import FROM_FUNCTION, RankShare, unbatched_error
+from mpidist.data.items.groups import ALONE, GroupPlace, Place, groups_state
 from mpidist.data.items.position import load_position, position_state
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch
 from mpidist.data.pipeline.iterator import Reader
 from mpidist.data.reading import element as elements
 from mpidist.errors import mark_shared
+from mpidist.observe.trace import INPUT, TRACE
 
 # The states that ranks exchange before a step where a length is unknown. The largest state of any rank decides, so
 # their order matters: data on one rank outweighs the end of data on another, and an error outweighs all.
@@ -54,12 +56,15 @@ class Numbered(NamedTuple):
     """A distributed dataset, as all ranks know it.
 
     Attributes:
-        number: Among those on the same ranks; see `CallOrder.deal`.
-        is_own: Each rank has a dataset of its own. How far it is is its own affair then, but for the end.
+        number: The number of the dataset among those on the same ranks; see `CallOrder.deal`.
+        is_own: Whether each rank has a dataset of its own. Positions then differ between ranks, and only the end is
+            common.
+        group: The group of these ranks, if several groups go through the data at their own pace.
     """
 
     number: int
     is_own: bool
+    group: GroupPlace = ALONE
 
 
 @dataclass
@@ -67,7 +72,7 @@ class Passes:
     """The passes over a distributed dataset.
 
     Attributes:
-        count: The number of those that have begun.
+        count: The number of passes that have begun.
     """
 
     count: int = 0
@@ -92,6 +97,10 @@ class DistributedIterator(Iterator[Any]):
         namespace: The module of the batches' arrays, `numpy` or `cupy`.
         numbered: The number of the dataset, which the next call's signature contains, with the position; None where
             it contains neither.
+
+    Attributes:
+        steps_behind: The number of steps of this pass that were made, of several groups the largest one, where a
+            position was loaded that was counted in other batches or by another number of groups; else None.
     """
 
     def __init__(
@@ -111,7 +120,9 @@ class DistributedIterator(Iterator[Any]):
         self._passes = passes
         self._namespace = namespace
         self._taken = 0
-        self._dataset_number, self._is_own = numbered or Numbered(0, is_own=True)
+        self._dataset_number, self._is_own, self._group = numbered or Numbered(0, is_own=True)
+        self._places: Mapping[int, Place] = {}
+        self.steps_behind: int | None = None
         self._note_end = None if numbered is None or communicator.size == 1 else communicator.order.note_batch
         self._note = None if self._is_own else self._note_end
         self._is_ended = False
@@ -124,6 +135,8 @@ class DistributedIterator(Iterator[Any]):
         # A shortcut past `_step`, once reading has begun and no rank waits for another. Such a step may take only a few
         # microseconds, so each Python call counts.
         self._read_ready: Callable[[], Any] | None = None
+        # What reads a batch, once there is a reader; noted in a timeline where one is wanted.
+        self._read_batch: Callable[[], Any] | None = None
 
     @property
     def group(self) -> Communicator:
@@ -205,14 +218,29 @@ class DistributedIterator(Iterator[Any]):
             the seed from which those of opened datasets follow. `batch_size`: the global one, where it is known and
             common. `passes`: the number of passes that have begun, where this is not the last one and the ranks share
             the dataset. `readers`, only for files and under HINT: the number of ranks that shared them. Another number
-            of ranks finishes the pass in the global batches that those ranks would have had.
+            of ranks finishes the pass in the global batches that those ranks would have had. Under `HybridStrategy`
+            `groups`, the number of groups, and where other groups were at the last save, if elsewhere:
+            `group_<g>_iteration` and `group_<g>_batch`.
         """
         share = self._share
         # How many passes a rank has made over a dataset of its own is its own affair; this is the same on every rank.
         passes = 0 if self._is_own else self._passes.count
-        return position_state(
+        position = position_state(
             share.pipeline.stream, self._iteration, self._taken, share.readers, share.batch_size, passes
         )
+        own = self._iteration, self._taken
+        # What was noted may be from an earlier save.
+        others = self._places if self._places.get(self._group.index) == own else {}
+        return {**position, **groups_state(self._group, own, others)}
+
+    @property
+    def place_in_group(self) -> Place | None:
+        """Local. The pass of this group, and its batches in it; None without groups. See `states.Stateful`."""
+        return None if self._group.count == 1 else (self._iteration, self._taken)
+
+    def note_places(self, places: Mapping[int, Place]) -> None:
+        """Local. Note where all groups are, for a `state` before this one takes another batch."""
+        self._places = dict(places)
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Local, but all ranks must call it. Continue at the position of `state`.
@@ -223,10 +251,10 @@ class DistributedIterator(Iterator[Any]):
             ValueError: The state belongs to another pipeline, or counts batches of a size that cannot be converted.
         """
         share = self._share
-        self._iteration, self._taken, readers, self._passes.count = load_position(
-            share.pipeline.stream, state, share.readers, share.batch_size
-        )
-        self._share = share.resumed(readers)
+        found = load_position(share.pipeline.stream, state, share.readers, share.batch_size, self._group)
+        self._iteration, self._taken, self._passes.count = found.iteration, found.taken, found.passes
+        self.steps_behind = found.most if found.is_converted else None
+        self._share = share.resumed(found.readers)
         self._is_even = self._share.is_even or self._communicator.size == 1
         self.close()
         self._is_ended = self._steps_alone = False
@@ -238,10 +266,11 @@ class DistributedIterator(Iterator[Any]):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        self._read_ready = None
+        self._read_ready = self._read_batch = None
 
     def _read(self) -> Any:
-        if self._reader is None:
+        read = self._read_batch
+        if read is None:
             share = self._share
             epoch = Epoch((self._iteration,), share.salt)
             batches = share.pipeline.iterate(epoch, self._taken, share.read)
@@ -254,8 +283,9 @@ class DistributedIterator(Iterator[Any]):
                 Reader(batches, self._depth) if self._namespace is np
                 else DeviceReader(batches, self._depth, self._namespace)
             )
-            self._read_ready = self._reader.read if self._is_even else None
-        return self._reader.read()
+            read = self._read_batch = TRACE.timed(INPUT, self._reader.read)
+            self._read_ready = read if self._is_even else None
+        return read()
 
     def _end(self) -> None:
         self.close()

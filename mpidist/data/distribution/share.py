@@ -35,11 +35,11 @@ class RankShare:
 
     Attributes:
         pipeline: A pipeline whose stream has one item per step of this rank.
-        read: Reads this rank's batch of an item.
+        read: A function that reads this rank's batch of an item.
         counts: For each rank the number of steps that it has data for, or INFINITE, or UNKNOWN.
         salt: 0 where all ranks follow the same stream, else the rank, which makes shuffles without a seed differ.
         readers: Number of ranks that share the files of this pass, or the shards of a hint; 0 where there are none.
-        others: Returns the share of a pass that another number of readers has begun.
+        others: A function that returns the share of a pass that another number of readers has begun.
         is_common: Whether all ranks follow the same stream, which thus ends on all of them after the same step.
     """
 

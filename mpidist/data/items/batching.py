@@ -20,7 +20,7 @@ class Batch:
     Attributes:
         parent: The items.
         sizes: Sizes of the groups, used in turn; all positive.
-        drop_remainder: Leave out a last group that is smaller than its size.
+        drop_remainder: Whether to leave out a last group that is smaller than its size.
     """
 
     parent: Stream
@@ -69,9 +69,9 @@ class Rebatch:
     """Regroups the items of a stream of groups; the parent's group borders do not count.
 
     Attributes:
-        parent: Its items are groups.
+        parent: The stream whose items are groups.
         sizes: Sizes of the new groups, used in turn. A zero makes an empty group while items are left.
-        drop_remainder: Leave out a last group that is smaller than its size.
+        drop_remainder: Whether to leave out a last group that is smaller than its size.
     """
 
     parent: Stream

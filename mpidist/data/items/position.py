@@ -6,12 +6,23 @@ The names and the meaning of these integers are a file format: checkpoints that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpidist.arguments import described
 from mpidist.data.items.batching import Batch
+from mpidist.data.items.groups import (
+    ALONE,
+    GroupPlace,
+    Place,
+    is_of_groups,
+    places_of,
+    share_of,
+    sum_of,
+    whole_stream,
+)
 from mpidist.data.items.stream import Seed, Stream
 
 _ITERATION = "iteration"
@@ -23,24 +34,44 @@ _PASSES = "passes"
 INNER_SEED = "inner_seed"
 
 
+class Loaded(NamedTuple):
+    """The place where an iteration continues.
+
+    Attributes:
+        iteration: The number of the pass.
+        taken: The number of elements taken in it.
+        readers: The number of readers of its files; 0 where there are none.
+        passes: The number of passes that the dataset has begun.
+        most: The number of elements that the first of several groups has taken: no other one has more.
+        is_converted: Whether `taken` was counted in other batches, or by another number of groups.
+    """
+
+    iteration: int
+    taken: int
+    readers: int
+    passes: int
+    most: int
+    is_converted: bool
+
+
 def position_state(
     stream: Stream, iteration: int, taken: int, readers: int = 0, batch_size: int = 0, passes: int = 0
 ) -> dict[str, int]:
     """Local. The position as plain integers.
 
     Args:
-        stream: Its drawn seeds belong to the position: without them the same order could not be made again.
+        stream: The stream, whose drawn seeds belong to the position: without them the same order could not be made
+            again.
         iteration: Number of the pass over the data.
         taken: Number of elements that the consumer has taken in this pass. Elements that a thread has only read ahead
             do not count: after a restart they must be read again.
         readers: Number of ranks that share the files of this pass; 0 where the ranks do not share files.
         batch_size: The global batch size; 0 where it is unknown or each rank has its own.
-        passes: Number of passes that the dataset has begun; 0 where that is of no account.
+        passes: Number of passes that the dataset has begun; 0 where that does not count.
 
     Returns:
         `iteration`, `batch`, `readers` and `batch_size` unless they are 0, `passes` where later ones than this have
-        begun, `seed_<k>` for each seed of a shuffle that
-        was drawn, and `inner_seed_<k>` for each `interleave`.
+        begun, `seed_<k>` for each seed of a shuffle that was drawn, and `inner_seed_<k>` for each `interleave`.
     """
     seeds = {name: seed.value for name, seed in _drawn_seeds(stream).items()}
     facts = {_READERS: readers, _BATCH_SIZE: batch_size, _PASSES: passes if passes > iteration + 1 else 0}
@@ -48,20 +79,18 @@ def position_state(
 
 
 def load_position(
-    stream: Stream, state: Mapping[str, int], readers: int = 0, batch_size: int = 0
-) -> tuple[int, int, int, int]:
+    stream: Stream, state: Mapping[str, int], readers: int = 0, batch_size: int = 0, group: GroupPlace = ALONE
+) -> Loaded:
     """Local. Read a position, and give the stream's drawn seeds the values that it holds.
 
     Args:
-        stream: Its drawn seeds are set.
-        state: A result of `position_state`.
-        readers: 0 where the position must not name any.
+        stream: The stream, whose drawn seeds are set.
+        state: A result of `position_state`, with what `groups_state` gave.
+        readers: The number of readers; 0 where the position must not name any.
         batch_size: See `position_state`. A position that was saved with another one is converted where that is
             possible.
-
-    Returns:
-        The iteration, the number of elements taken, the number of readers, and that of the passes that the dataset has
-        begun.
+        group: The group of ranks that continues. Of as many groups as before each continues where it was. Else they
+            continue, one batch after the other in turn, behind as many batches as all groups had taken.
 
     Raises:
         TypeError: The state is no result of `position_state`.
@@ -74,7 +103,8 @@ def load_position(
     needed |= {name for name in seeds if not name.startswith(INNER_SEED)}
     # Older positions have neither inner seeds nor a batch size.
     expected = {*needed, *seeds, *([_BATCH_SIZE] if batch_size else [])}
-    if not needed <= set(state) <= {*expected, _PASSES} or any(
+    of_groups = set(filter(is_of_groups, state))
+    if not needed <= set(state) <= {*expected, _PASSES, *of_groups} or any(
         _as_int(state[name]) < (name in (_READERS, _BATCH_SIZE)) for name in state
     ):
         raise ValueError(
@@ -82,11 +112,26 @@ def load_position(
             f"none of them negative, got {dict(state)!r}. Build the pipeline as it was when the position was saved. "
             "Each shuffle without a seed counts, since the position holds the seed that it drew"
         )
-    taken = _converted(stream, int(state[_BATCH]), int(state.get(_BATCH_SIZE, batch_size)), batch_size)
+    place, most, is_converted = _place_of(stream, state, batch_size, group)
     for name, seed in seeds.items():
         seed.value = int(state.get(name, seed.value))
-    iteration = int(state[_ITERATION])
-    return iteration, taken, int(state.get(_READERS, 0)), max(iteration + 1, int(state.get(_PASSES, 0)))
+    passes = max(place[0] + 1, int(state.get(_PASSES, 0)))
+    return Loaded(*place, int(state.get(_READERS, 0)), passes, most, is_converted)
+
+
+def _place_of(
+    stream: Stream, state: Mapping[str, int], batch_size: int, group: GroupPlace
+) -> tuple[Place, int, bool]:
+    """The place of a group, the most that a group has taken, and whether either was counted in another way."""
+    own, saved_size = (int(state[_ITERATION]), int(state[_BATCH])), int(state.get(_BATCH_SIZE, batch_size))
+    places = places_of(state, own)
+    if not group.in_turn or (len(places) == group.count and saved_size == batch_size):
+        place = places[group.index] if group.index < len(places) else own
+        return place, max(batch for _, batch in places), False
+    whole = whole_stream(stream, group)
+    iteration, taken = sum_of(places, own, whole)
+    taken = _converted(whole, taken, saved_size, batch_size)
+    return (iteration, share_of(taken, group)), share_of(taken, replace(group, index=0)), True
 
 
 def _converted(stream: Stream, taken: int, saved_size: int, batch_size: int) -> int:

@@ -59,8 +59,8 @@ def count_groups(total: int, sizes: Sequence[int], drop_remainder: bool) -> int:
 
     Args:
         total: Number of items.
-        sizes: Not negative, not all zero.
-        drop_remainder: Do not count a last group that is smaller than its size.
+        sizes: The sizes, not negative and not all zero.
+        drop_remainder: Whether to leave out a last group that is smaller than its size.
 
     Returns:
         The number of groups.

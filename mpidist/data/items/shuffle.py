@@ -39,9 +39,9 @@ class ShuffleSeed:
         """Local. The random generator of one pass.
 
         Args:
-            epoch: The pass. Its salt counts only for a drawn seed: with a seed of the user's every rank has the order
-                that the user asked for.
-            is_same: Ask for the generator that all passes have in common.
+            epoch: The pass. Its salt counts only for a drawn seed: with the user's seed every rank has the order that
+                the user asked for.
+            is_same: Whether to return the generator that all passes have in common.
         """
         value = epoch.inner.get(self, self.value) % 2**64
         entropy = [value, epoch.salt] if self.drawn and epoch.salt else [value]
@@ -133,7 +133,7 @@ def is_steady(stream: Stream, *, in_order: bool = False) -> bool:
 
     Args:
         stream: Any stream. Kinds that this function does not know count as not steady.
-        in_order: Ask for the same order as well.
+        in_order: Whether the order must be the same as well.
     """
     if isinstance(stream, Shuffle):
         return not in_order and is_steady(stream.parent)

@@ -53,7 +53,7 @@ class Seed(Protocol):
         value: The seed. A drawn seed is replaced by that of rank 0, so that all ranks share it.
         drawn: Whether the seed was drawn, because the user gave none.
         name: The beginning of its name in a saved position.
-        use: The rest of what the order depends on.
+        use: Further facts on which the order depends.
     """
 
     value: int

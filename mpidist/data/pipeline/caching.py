@@ -19,7 +19,7 @@ class CachedSource:
     """Reads the examples of a pipeline over row numbers, each at most once.
 
     Attributes:
-        pipeline: Reads the examples.
+        pipeline: The pipeline that reads the examples.
     """
 
     pipeline: Pipeline
@@ -81,7 +81,7 @@ class FirstPass:
 
 
 class _ReadElements:
-    """The elements that were read so far; a later pass reads on where an earlier one stopped.
+    """The elements that were read so far; a later pass continues reading where an earlier one stopped.
 
     Several passes may run at a time, each in a thread of its own; hence the lock.
     """

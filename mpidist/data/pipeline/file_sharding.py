@@ -43,12 +43,12 @@ def file_digests(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def is_all_of_files(pipeline: Pipeline, pairs: type[Any]) -> bool:
-    """Local. Whether all examples are of files that can be shared out without losing, repeating or re-pairing any.
+    """Local. Whether all examples are of files that ranks can share without losing, repeating or re-pairing any.
 
     Args:
         pipeline: The pipeline.
-        pairs: The type of streams that go through several pipelines in step. These keep their pairs where they read the
-            same files.
+        pairs: The type of streams that read several pipelines at the same pace. These keep their pairs where they read
+            the same files.
     """
     others: list[Any] = []
 

@@ -19,7 +19,7 @@ class Reader(Iterator[Any]):
         depth: Number of elements to read ahead; 0 reads in `next`, without a thread.
 
     Attributes:
-        read: Returns the next element, or raises StopIteration, like `next` with one Python call less.
+        read: A function that returns the next element, or raises StopIteration, like `next` with one Python call less.
     """
 
     def __init__(self, elements: Iterator[Any], depth: int) -> None:
@@ -42,7 +42,8 @@ class DatasetIterator(Iterator[Any]):
     Args:
         pipeline: The pipeline to read.
         iteration: Number of the pass; shuffles depend on it.
-        set_iterations: Called when a position is loaded, with the number of passes that the dataset has then made.
+        set_iterations: A function that is called when a position is loaded, with the number of passes that the dataset
+            has then made.
     """
 
     def __init__(self, pipeline: Pipeline, iteration: int, set_iterations: Callable[[int], None]) -> None:
@@ -85,15 +86,14 @@ class DatasetIterator(Iterator[Any]):
         )
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """Local. Go on where `state` was saved. The dataset's next iteration is the one after this.
+        """Local. Continue where `state` was saved. The dataset's next iteration is the one after this.
 
         Raises:
             ValueError: The state belongs to another pipeline.
         """
-        self._iteration, self._taken, _, passes = load_position(
-            self._pipeline.stream, state, batch_size=self._pipeline.batch_size
-        )
-        self._set_iterations(passes)
+        found = load_position(self._pipeline.stream, state, batch_size=self._pipeline.batch_size)
+        self._iteration, self._taken = found.iteration, found.taken
+        self._set_iterations(found.passes)
         self.close()
 
     def close(self) -> None:

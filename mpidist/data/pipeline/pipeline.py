@@ -37,18 +37,18 @@ class Pipeline:
     """The steps of a dataset, as an immutable value; each transformation makes another pipeline.
 
     Attributes:
-        source: Reads items.
+        source: The source, which reads items.
         stream: The items. Each is one example, or a group of examples once `grouping` is set.
-        functions: Mapped over examples.
+        functions: The functions that are mapped over examples.
         grouping: The `Batch` that made groups of the items; None before there is one.
         is_loaded: Whether the source itself gives batches; then an item is a batch.
-        is_assumed: Whether a program's iterable gives the elements, and whether they are batches is not known. A
-            strategy then takes those that have rows for batches, as TF does.
-        batch_functions: Mapped over batches.
-        prefetch: Number of elements that an iteration prepares ahead; None where nothing was said.
+        is_assumed: Whether the elements come from the program's iterable, and may be batches or not. A strategy then
+            takes those that have rows for batches, as TF does.
+        batch_functions: The functions that are mapped over batches.
+        prefetch: Number of elements that an iteration prepares ahead; None where the program gave none.
         padding: The rule that makes the examples of a batch equally large; None where they are.
-        workers: Threads that call the functions over examples; None calls them one after another.
-        batch_workers: Threads that call the functions over batches.
+        workers: The threads that call the functions over examples; None calls them one after another.
+        batch_workers: The threads that call the functions over batches.
     """
 
     source: Source
@@ -207,8 +207,8 @@ class Pipeline:
         """Local. The `ArraySpec`s of the elements.
 
         Args:
-            is_whole: False asks for those of a rank's pieces of batches. The first dimension of batches and pieces is
-                None where their sizes may differ.
+            is_whole: Whether the specifications are those of whole batches, and not of a rank's pieces. The first
+                dimension of batches and pieces is None where their sizes may differ.
         """
         spec = elements.spec_of(self.sample())
         if self.padding is not None and not self.batch_functions:
@@ -261,7 +261,7 @@ class PipelineElements:
 
     Attributes:
         pipeline: The pipeline to read.
-        by_rows: True makes a group of examples of each batch; False makes one item of each element.
+        by_rows: Whether each batch becomes a group of examples; else each element becomes one item.
     """
 
     pipeline: Pipeline

@@ -35,7 +35,7 @@ class PlaceSource:
     """Reads examples of several pipelines.
 
     Attributes:
-        pipelines: Returns the pipelines; the first that has an example shows shapes and dtypes.
+        pipelines: A function that returns the pipelines; the first that has an example shows shapes and dtypes.
     """
 
     pipelines: Callable[[], Iterable[Pipeline]]
@@ -88,12 +88,13 @@ class Interleave:
     """The examples of many pipelines, each made from an element; some are open at a time and take turns.
 
     Attributes:
-        pipeline: Its elements say what to open, for example file names.
-        opened: Makes a pipeline from an element.
+        pipeline: The pipeline whose elements say what to open, for example file names.
+        opened: A function that makes a pipeline from an element.
         cycle_length: Number of pipelines that are open at a time.
         block_length: Number of examples that a pipeline gives at its turn.
-        count: Returns the number of examples of an element without opening it as a pipeline; None: unknown.
-        seed: The seeds of opened pipelines that were not given by the user follow from it.
+        count: A function that returns the number of examples of an element without opening it as a pipeline; None:
+            unknown.
+        seed: The seed from which the seeds of opened pipelines follow, unless the user gave them.
     """
 
     pipeline: Pipeline

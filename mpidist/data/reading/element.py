@@ -104,7 +104,7 @@ def plain_call(function: Callable[..., Any], element: Any) -> Any:
 
 
 def stopped(what: str) -> RuntimeError:
-    """Local. The error for a StopIteration of the user's, which the iterators around it would take for the end.
+    """Local. The error for a StopIteration in a user's function, which the iterators around it would take for the end.
 
     Args:
         what: The thing that raised it.
@@ -138,7 +138,7 @@ def concatenate(batches: Sequence[Any], order: AnyArray) -> Any:
     """Local. Put the rows of batches of the same structure into one batch.
 
     Args:
-        batches: At least one.
+        batches: The batches, at least one.
         order: The order of the rows, numbered through all batches.
 
     Raises:
@@ -186,7 +186,7 @@ def require_rows(element: Any, expected: str, way_out: str) -> None:
     Args:
         element: An element.
         expected: The beginning of the error.
-        way_out: Its end.
+        way_out: The end of the error.
 
     Raises:
         ValueError: The arrays do not have the same first dimension.
@@ -205,8 +205,9 @@ def first_dimension(batch: Any, *, with_scalars: bool = True) -> int:
     """Local. The number of rows that all arrays of the structure have in common.
 
     Args:
-        batch: Arrays.
-        with_scalars: False leaves out arrays without dimensions where there are other arrays.
+        batch: A structure of arrays.
+        with_scalars: Whether arrays without dimensions count; with False they are left out where there are other
+            arrays.
 
     Raises:
         ValueError: The numbers differ, an array has no dimension, or there is no array at all.

@@ -19,7 +19,7 @@ def resolve_file_names(files: str | os.PathLike[str] | Iterable[Any]) -> list[st
 
     Raises:
         FileNotFoundError: A pattern matches nothing, or the list is empty.
-        TypeError: Something is no name.
+        TypeError: `files`, or an entry of it, is no name.
     """
     given = [files] if not isinstance(files, Iterable) or isinstance(files, (str, os.PathLike)) else list(files)
     for one in given:

@@ -25,7 +25,7 @@ class Prefetcher(Iterator[T]):
     iterator, at `close`, or when the prefetcher is collected as garbage.
 
     Args:
-        iterator: Used by the thread alone. It must not call MPI.
+        iterator: The iterator, which only the thread uses. It must not call MPI.
         depth: Number of elements that may be ready, at least 1.
 
     Raises:
@@ -100,7 +100,7 @@ class _Channel(Generic[T]):
             while not self._ready and not self._is_ended and not self._is_closed:
                 self._changed.wait()
             if self._is_closed:
-                raise RuntimeError("prefetcher already closed: make a new iterator to read on")
+                raise RuntimeError("prefetcher already closed: make a new iterator to continue reading")
             if self._ready:
                 element = self._ready.popleft()
                 self._changed.notify_all()

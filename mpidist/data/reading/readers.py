@@ -23,8 +23,8 @@ class FileReader:
     """A reader that can count the examples of a file without reading them.
 
     Attributes:
-        read: Returns the examples of a file.
-        count_examples: Returns their number.
+        read: A function that returns the examples of a file.
+        count_examples: A function that returns their number.
     """
 
     read: Callable[[str], Any]

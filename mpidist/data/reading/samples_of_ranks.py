@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
     Attributes:
         dtype: The dtype of numbers.
-        shape: Empty for a number.
+        shape: The shape; empty for a number.
     """
 
     dtype: np.dtype[Any]
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Local. In bytes."""
+        """Local. The size of an array in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ class Incoming:
         depth: The number of samples of each sender that are received ahead.
 
     Raises:
-        TypeError: The communicator is none.
+        TypeError: `communicator` is no intracommunicator of mpi4py.
         ValueError: A rank or the tag is out of range, or another dataset receives the same messages.
     """
 
@@ -199,7 +199,7 @@ class Incoming:
         """Local. The arrays of a sample; waits for the headers of all senders.
 
         Raises:
-            ValueError: A header is none, or those of two ranks differ.
+            ValueError: A message is no header, or the headers of two ranks differ.
         """
         for stream in self._streams:
             while not stream.layouts:
@@ -217,7 +217,7 @@ class Incoming:
         """Local. All samples, from the first one on.
 
         Args:
-            start: How many samples the reader has already had; 0.
+            start: The number of samples that the reader has already had; it must be 0.
 
         Raises:
             RuntimeError: Samples were asked for before, or another thread asks.
@@ -308,7 +308,7 @@ def _parse(header: bytes, rank: int) -> tuple[Layout, ...]:
     """The arrays of a header.
 
     Raises:
-        ValueError: It is none.
+        ValueError: `header` is no header.
     """
     # A C program may send the zero at the end of its text, too.
     text = header.rstrip(b"\0").decode("ascii", errors="replace")

@@ -121,7 +121,7 @@ class IndexableSource:
     """Reads elements of a foreign object that makes them one at a time: `items[number]`.
 
     Attributes:
-        items: Has `__getitem__` for the numbers from 0 on, and `__len__`.
+        items: An object with `__getitem__` for the numbers from 0 on, and `__len__`.
     """
 
     items: Any
@@ -212,8 +212,8 @@ class ElementSource:
     """Reads items that are elements already.
 
     Attributes:
-        convert: Makes an element of an item.
-        first: Returns a first item, for the shapes and dtypes of elements.
+        convert: A function that makes an element of an item.
+        first: A function that returns a first item, for the shapes and dtypes of elements.
     """
 
     convert: Callable[[Any], Any]

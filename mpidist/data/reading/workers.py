@@ -26,8 +26,8 @@ class ReaderThreads:
         count: Number of calls that run at a time.
 
     Attributes:
-        lock: Held while a source is read. Sources need not be safe for several threads (h5py is not), so only the
-            user's functions run at the same time.
+        lock: A lock that is held while a source is read. Sources need not be safe for several threads (h5py is not), so
+            only the user's functions run at the same time.
     """
 
     def __init__(self, count: int) -> None:

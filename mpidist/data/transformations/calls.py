@@ -15,7 +15,8 @@ def workers_of(subject: str, num_parallel_calls: int | None, deterministic: bool
     Args:
         subject: The transformation, for errors.
         num_parallel_calls: Number of threads; AUTOTUNE chooses, None and 1 mean no threads.
-        deterministic: Checked only. Elements keep their order even where it is False: ranks count on that.
+        deterministic: An argument that is only checked. Elements keep their order even where it is False: ranks rely on
+            that.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -90,7 +90,7 @@ class _Samples:
     """The samples of other ranks as items.
 
     Attributes:
-        incoming: Receives them; an `mpidist.data.reading.samples_of_ranks.Incoming`.
+        incoming: The receiver, an `mpidist.data.reading.samples_of_ranks.Incoming`.
     """
 
     incoming: Any

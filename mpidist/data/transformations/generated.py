@@ -51,12 +51,12 @@ def from_generator(
 
     Args:
         cls: The class of the dataset.
-        generator: Returns an iterable, for example a generator.
+        generator: A function that returns an iterable, for example a generator.
         output_types: The structure of an element with a dtype for each array. Without it and without
             `output_signature` arrays get the dtypes of `from_iterable`.
         output_shapes: The structure of an element with a shape for each array; a size of None may be any. None instead
             of a shape or a structure means that nothing is checked. Only with `output_types`.
-        args: Passed to `generator`, as arrays.
+        args: The arguments of `generator`, which are passed as arrays.
         output_signature: The structure of an element with an `ArraySpec` for each array, instead of `output_types` and
             `output_shapes`.
 

@@ -29,9 +29,9 @@ def interleave(
 
     Args:
         dataset: The dataset.
-        map_func: Returns a dataset, an array or a structure of arrays (whose rows are the examples), or an iterable. A
-            batch of a returned dataset counts as one example. The cardinality is known for `mpidist.data.read_npy`,
-            `hdf5_reader(...)`, and a function with a method `count_examples(element)`.
+        map_func: A function of an element that returns a dataset, an array or a structure of arrays (whose rows are the
+            examples), or an iterable. A batch of a returned dataset counts as one example. The cardinality is known for
+            `mpidist.data.read_npy`, `hdf5_reader(...)`, and a function with a method `count_examples(element)`.
         cycle_length: Number of datasets that are open at a time; with 1, None or AUTOTUNE they follow one another.
         block_length: Number of elements that a dataset yields in its turn; None means 1.
         num_parallel_calls: Kept for code written for tf.data; it changes nothing.

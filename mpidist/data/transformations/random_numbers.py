@@ -27,7 +27,7 @@ class RandomNumbers:
     """Random numbers from 0 to `END` - 1, without end.
 
     Attributes:
-        seed: They follow from it.
+        seed: The seed from which the numbers follow.
         is_anew: Whether each pass has other numbers.
     """
 
@@ -72,8 +72,8 @@ def random(cls: type[D], seed: int | None = None, rerandomize_each_iteration: bo
 
     Args:
         cls: The class of the dataset.
-        seed: The numbers depend on it, never on the number of ranks. None draws a seed; a distributed dataset uses that
-            of rank 0 on all ranks.
+        seed: The seed of the numbers, which never depend on the number of ranks. None draws a seed; a distributed
+            dataset uses that of rank 0 on all ranks.
         rerandomize_each_iteration: Whether each iteration has other numbers; None means False.
 
     Raises:

@@ -15,7 +15,7 @@ from mpidist.data.reading import element as elements
 
 
 def rebatch(dataset: D, batch_size: int | Sequence[int] | npt.NDArray[np.integer], drop_remainder: bool = False) -> D:
-    """Local. Put the rows of elements, mostly examples of batches, into batches of another size.
+    """Local. Put the rows of elements, usually the examples of batches, into batches of another size.
 
     It does what `unbatch` and then `batch` do: elements need not be batches, but all their arrays have the same first
     dimension. Over arrays only the row numbers of batches are moved.
@@ -28,7 +28,7 @@ def rebatch(dataset: D, batch_size: int | Sequence[int] | npt.NDArray[np.integer
         dataset: A dataset of elements that have rows.
         batch_size: Number of examples in a batch, or several numbers, which are used in turn; under a strategy global
             batch sizes.
-        drop_remainder: Leave out a last batch that is smaller.
+        drop_remainder: Whether to leave out a last batch that is smaller.
 
     Raises:
         TypeError: A size is not an integer.

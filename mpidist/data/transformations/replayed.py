@@ -1,4 +1,4 @@
-"""`filter`, `take_while`, `scan` and `unique`: what an element gives depends on elements before it, or on itself."""
+"""`filter`, `take_while`, `scan` and `unique`: results that depend on the values of elements, or of earlier ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Replayed:
     """Elements that are made of all elements of a pipeline, in order.
 
     Attributes:
-        pipeline: Its elements are all read.
-        make: Makes the elements of a pass of those of the pipeline.
-        keeps_count: Whether it makes one element of each.
+        pipeline: The pipeline, whose elements are all read.
+        make: A function that makes the elements of a pass of those of the pipeline.
+        keeps_count: Whether `make` makes one element of each.
     """
 
     pipeline: Pipeline
@@ -102,8 +102,8 @@ def scan(dataset: D, initial_state: Any, scan_func: Callable[[Any, Any], Any]) -
     Args:
         dataset: The dataset.
         initial_state: An array, or a tuple or dictionary of arrays.
-        scan_func: Called with the state and the element, also where the element is a tuple. It returns the next state,
-            of the same structure, and the new element.
+        scan_func: A function of the state and the element, two arguments also where the element is a tuple. It returns
+            the next state, of the same structure, and the new element.
 
     Raises:
         TypeError: `scan_func` is not a function. While reading: it does not return a pair, or another state.

@@ -27,7 +27,7 @@ class Choices:
 
     Attributes:
         numbers: Each decides one choice.
-        weights: Not negative, not all 0; they need not add up to 1.
+        weights: The weights, not negative and not all 0; they need not add up to 1.
     """
 
     numbers: RandomNumbers
@@ -53,7 +53,7 @@ class WeightedChoices:
 
     Attributes:
         numbers: Each decides one choice.
-        weights: Its elements are the weights.
+        weights: The pipeline whose elements are the weights.
         count: Number of weights in an element.
     """
 
@@ -82,7 +82,7 @@ class Chosen:
 
     Attributes:
         pipelines: The pipelines.
-        choices: Its items are numbers of pipelines.
+        choices: The stream whose items are numbers of pipelines.
         stops: Whether to end where a pipeline without items left is chosen; else the choice is passed over.
     """
 
@@ -180,10 +180,10 @@ def sample_from_datasets(
         datasets: Datasets of the same kind of elements, at least one. Either all have batches, or none.
         weights: One number per dataset, not negative: the probability that it is chosen next, up to a common factor. Or
             a dataset of such vectors, one for each choice; the result ends where it ends. None: equal weights.
-        seed: The choices depend on it, never on the number of ranks. None draws a seed; a distributed dataset uses that
-            of rank 0 on all ranks.
-        stop_on_empty_dataset: End where a dataset without elements left is chosen; else another choice is made, until
-            all datasets have ended.
+        seed: The seed of the choices, which never depend on the number of ranks. None draws a seed; a distributed
+            dataset uses that of rank 0 on all ranks.
+        stop_on_empty_dataset: Whether to end where a dataset without elements left is chosen; else another choice is
+            made, until all datasets have ended.
         rerandomize_each_iteration: Whether each iteration makes other choices; None means False.
 
     Raises:

@@ -48,8 +48,8 @@ def reduce(dataset: BaseDataset, initial_state: Any, reduce_func: Callable[[Any,
     Args:
         dataset: The dataset. The pass counts as an iteration of it.
         initial_state: An array, or a tuple or dictionary of arrays; the result where there is no element.
-        reduce_func: Called with the state and the element, also where the element is a tuple. It returns the next
-            state, of the same structure.
+        reduce_func: A function of the state and the element, two arguments also where the element is a tuple. It
+            returns the next state, of the same structure.
 
     Raises:
         TypeError: `reduce_func` is not a function, or returns a state of another structure.

@@ -90,8 +90,8 @@ class WindowSource:
     """Makes datasets of groups of items.
 
     Attributes:
-        pipeline: Reads the items.
-        opened: Makes a dataset of a pipeline.
+        pipeline: The pipeline that reads the items.
+        opened: A function that makes a dataset of a pipeline.
         size: Number of items in a full group.
     """
 
@@ -112,7 +112,7 @@ class WindowSource:
         """Local. Raise an error.
 
         Raises:
-            TypeError: In any case: windows are not arrays.
+            TypeError: Always: windows are not arrays.
         """
         raise TypeError(
             f"batch: expected elements that are arrays, got {len(items)} windows, which are datasets. Make arrays of "
@@ -164,7 +164,7 @@ def window(
         size: Number of elements in a window.
         shift: Number of elements from the beginning of a window to that of the next; None means `size`.
         stride: Number of elements from one element of a window to the next.
-        drop_remainder: Leave out last windows that are smaller.
+        drop_remainder: Whether to leave out last windows that are smaller.
 
     Raises:
         TypeError: A number is not an integer.

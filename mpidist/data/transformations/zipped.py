@@ -59,8 +59,8 @@ class ZipSource:
     """Reads structures with one element of each pipeline.
 
     Attributes:
-        pipelines: Read the elements.
-        rebuild: Makes a structure of one element of each.
+        pipelines: The pipelines that read the elements.
+        rebuild: A function that makes a structure of one element of each.
     """
 
     pipelines: tuple[Pipeline, ...]

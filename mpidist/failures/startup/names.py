@@ -1,4 +1,4 @@
-"""Names that one process of a host's ranks holds: the first of them to bind one does for all what is done once.
+"""Names that one process of a host's ranks holds: the first one to bind a name does the work for all.
 
 A name is that of a socket without a file (`man 7 unix`). The kernel frees it however its process ends, and gives the
 others the number of that process.
@@ -24,8 +24,8 @@ def name_of(purpose: str, *parts: object) -> str:
     """Local. A name of this user's.
 
     Args:
-        purpose: What its holder does.
-        *parts: What no other job of this host has.
+        purpose: The task of its holder.
+        *parts: Texts that no other job of this host has.
     """
     return "-".join(map(str, ("\0mpidist", purpose, os.getuid(), *parts)))
 

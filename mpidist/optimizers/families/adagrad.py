@@ -26,7 +26,7 @@ class AdagradKernel:
     """`a += g**2; p -= rate * g / (sqrt(a) + epsilon)`.
 
     Attributes:
-        initial_accumulator_value: The initial accumulator value of `a`.
+        initial_accumulator_value: The initial value of `a`.
         epsilon: Added to the root.
     """
 
@@ -74,7 +74,7 @@ def Adagrad(
 
     Args:
         learning_rate: A number or a schedule.
-        initial_accumulator_value: The sums of squares begin with it.
+        initial_accumulator_value: The initial value of the sums of squares.
         epsilon: Added to the root; must not be 0 where the sums begin with 0.
         name: A name for the texts of errors.
         options: The options of every optimizer; see `OptimizerOptions`.

@@ -38,6 +38,8 @@ class AdamKernel:
         epsilon: Added to the denominator.
         weight_decay: Fraction that the parameter loses per step, times the learning rate.
         amsgrad: Divide by the root of the largest second moment so far.
+        has_epsilon_hat: Whether epsilon is added to the root of the uncorrected second moment, as in the faster form of
+            the paper's section 2, where it is called epsilon hat; and in Keras.
     """
 
     beta_1: float
@@ -45,6 +47,7 @@ class AdamKernel:
     epsilon: float
     weight_decay: float = 0.0
     amsgrad: bool = False
+    has_epsilon_hat: bool = False
 
     # The update overwrites the gradient instead.
     scratch_count: ClassVar[int] = 0
@@ -66,7 +69,7 @@ class AdamKernel:
         # p -= rate * m^ / (sqrt(v^) + epsilon), with both corrections and the scale of a slot moved out of the loop.
         root = math.sqrt(1 / (1 - self.beta_2**step))
         rate = learning_rate * (1 - self.beta_1) / (1 - self.beta_1**step) / root
-        epsilon = self.epsilon / root
+        epsilon = self.epsilon if self.has_epsilon_hat else self.epsilon / root
         keep = 1 - learning_rate * self.weight_decay
         scale = math.sqrt(1 - self.beta_2)
 

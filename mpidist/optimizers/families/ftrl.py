@@ -32,7 +32,7 @@ class FtrlKernel:
 
     Attributes:
         learning_rate_power: -0.5 for rates that fall as the root of the squares; 0 for a fixed one.
-        initial_accumulator_value: The initial accumulator value of `n`.
+        initial_accumulator_value: The initial value of `n`.
         l1_regularization_strength: At least 0.
         l2_regularization_strength: At least 0.
         l2_shrinkage_regularization_strength: Adds `2 * shrinkage * p` to the gradient in `z`.
@@ -104,7 +104,7 @@ def Ftrl(  # noqa: PLR0913  # the arguments of tf.keras
     Args:
         learning_rate: A number or a schedule.
         learning_rate_power: At most 0.
-        initial_accumulator_value: The squares begin with it.
+        initial_accumulator_value: The initial value of the accumulated squares.
         l1_regularization_strength: At least 0.
         l2_regularization_strength: At least 0.
         l2_shrinkage_regularization_strength: At least 0; acts on the gradient alone.

@@ -34,12 +34,14 @@ class RMSpropKernel:
         momentum: The momentum of the steps; 0 needs no state.
         epsilon: Added to the root.
         centered: Subtract the square of the mean gradient from the mean of squares.
+        is_under_root: Whether epsilon is added before the root is taken, as in Keras.
     """
 
     rho: float
     momentum: float
     epsilon: float
     centered: bool
+    is_under_root: bool = False
 
     # For the denominator.
     scratch_count: ClassVar[int] = 1
@@ -75,10 +77,12 @@ class RMSpropKernel:
                 np.subtract(square, root, out=root)
                 # Rounding may leave a variance just below zero.
                 np.maximum(root, 0, out=root)
+            if self.is_under_root:
+                np.add(root if self.centered else square, self.epsilon, out=root)
                 np.sqrt(root, out=root)
             else:
-                np.sqrt(square, out=root)
-            np.add(root, self.epsilon, out=root)
+                np.sqrt(root if self.centered else square, out=root)
+                np.add(root, self.epsilon, out=root)
             np.divide(gradient, root, out=gradient)
             np.multiply(gradient, learning_rate, out=gradient)
             if self.momentum:

@@ -53,13 +53,13 @@ class Chief(Decisions, ServedHome):
         servers: The ranks of the servers.
         slots: The slots of each heap.
         versions: See `Decisions`.
-        partitioner: Says into how many shards a variable is cut.
+        partitioner: A function that returns the numbers of shards of a variable; None: no variable is cut.
         worker: The home of variables as functions see it, where they run in this process.
 
     Attributes:
         strategy: The strategy whose home this is, once that is made.
         partitioner: The constructor's argument.
-        exit_code_file: Beside the first checkpoint of its variables.
+        exit_code_file: The file with the exit code, beside the first checkpoint of its variables.
         variables: The variables by the kind and the number of their handles.
     """
 
@@ -138,7 +138,7 @@ class Chief(Decisions, ServedHome):
         buffers: int = 1, server: int | None = None, fill: complex = 0.0, value: AnyArray | Drawn | None = None,
         is_table: bool = False, beside: Mapping[int, int] | None = None, **described: Any,
     ) -> ServedVariable:
-        """Make a variable of a value, or of a number that is everywhere."""
+        """Make a variable with a value, or with one number for all elements."""
         self.dropped.let_go()
         take = functools.partial(
             self._heaps.take, shape, dtype, buffers=buffers, server=server, is_table=is_table, beside=beside
@@ -148,7 +148,7 @@ class Chief(Decisions, ServedHome):
             # What is in circles of references, or in functions that are kept for their next use.
             self._scheduler.forget_unused()
             gc.collect()
-            self.wait_for_cut()
+            self.wait_for_snapshot()
             self.dropped.let_go()
             place = take()
         if place is None:
@@ -166,7 +166,7 @@ class Chief(Decisions, ServedHome):
         """Local. See `Home.plan`.
 
         Raises:
-            NotImplementedError: An option that servers do not have.
+            NotImplementedError: Servers do not support an option.
             HeapFullError: A server has no room for the state.
         """
         require_plannable(variables, options)
@@ -199,12 +199,12 @@ class Chief(Decisions, ServedHome):
         return plan
 
     def here(self) -> ServedHome:
-        """Local. See `ServedHome.here`: by a class or a module functions name variables of this one."""
+        """Local. See `ServedHome.here`: functions may refer to this home's variables through a class or a module."""
         entry = context.innermost()
         return self if self._worker is None or entry is None or entry.home is not self._worker else self._worker
 
     def pull(self, place: ServedPlace) -> AnyArray:
-        """Local. See `ServedHome.pull`; with all that this process has written."""
+        """Local. See `ServedHome.pull`; it includes all writes of this process."""
         with self.lock:
             self._wait_for_writes((place.server,))
             return read_whole(self.station, place).array
@@ -234,7 +234,7 @@ class Chief(Decisions, ServedHome):
                     raise pickle.loads(self.commits.refused.pop(write))
 
     def pull_rows(self, place: ServedPlace, rows: AnyArray) -> AnyArray:
-        """Local. See `ServedHome.pull_rows`; with all that this process has written."""
+        """Local. See `ServedHome.pull_rows`; it includes all writes of this process."""
         if not place.block_rows:
             return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
         with self.lock:
@@ -248,7 +248,7 @@ class Chief(Decisions, ServedHome):
     def load(self, place: ServedPlace, read: Read) -> None:
         """Local. See `ServedHome.load`. It is written one-sidedly into the buffer that is not read."""
         with self.pause():
-            self.wait_for_cut()
+            self.wait_for_snapshot()
             self._maker.finish()
             buffer = self.station.call(place.server, "begin", place.number)
             dtype = np.dtype(place.dtype)
@@ -260,21 +260,30 @@ class Chief(Decisions, ServedHome):
                     self.station.window.flush(place.server)
             self.station.call(place.server, "show", place.number)
 
-    def begin_cut(self, shares: Mapping[int, Any]) -> None:
-        """Local. See `ServedHome.begin_cut`."""
+    def begin_snapshot(self, shares: Mapping[int, Any]) -> Callable[[], dict[int, Any] | None]:
+        """Local. See `ServedHome.begin_snapshot`."""
         with self.lock:
-            self.wait_for_cut()
+            self.wait_for_snapshot()
             self._maker.finish()
-            for send in self.commits.cut({server: pickle.dumps(share) for server, share in shares.items()}):
+            for send in self.commits.snapshot({server: pickle.dumps(share) for server, share in shares.items()}):
                 self.station.send(send)
+            saving, saved = self.commits.saving, self.commits.saved
 
-    def end_cut(self) -> dict[int, Any]:
-        """Local. See `ServedHome.end_cut`. Closures continue meanwhile."""
-        self.wait_for_cut()
-        saved = self.commits.saved.items()
-        outcomes = {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}
-        # A server without a share has nothing to say.
-        return {server: outcome for server, outcome in outcomes.items() if outcome is not None}
+        def outcomes() -> dict[int, Any] | None:
+            if saving:
+                return None
+            of = {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved.items()}
+            # A server without a share has nothing to say.
+            return {server: outcome for server, outcome in of.items() if outcome is not None}
+
+        return outcomes
+
+    def look_at_snapshot(self) -> None:
+        """Local. See `ServedHome.look_at_snapshot`."""
+        while self.commits.saving:
+            with self.lock:
+                if not self.station.step():
+                    return
 
     def device_of(self, place: ServedPlace) -> str:
         """Local. See `ServedHome.device_of`."""
@@ -284,4 +293,4 @@ class Chief(Decisions, ServedHome):
         return True
 
     def _end(self, *, is_collective: bool) -> None:
-        """Local. Nothing: the strategy ends the window."""
+        """Local. Do nothing: the strategy ends the window."""

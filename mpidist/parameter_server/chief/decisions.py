@@ -22,13 +22,13 @@ from mpidist.parameter_server.protocol.messages import (
     Applied,
     Began,
     Built,
-    CutDone,
     Failed,
     Finished,
     Message,
     Pong,
     Prepared,
     Send,
+    SnapshotDone,
 )
 from mpidist.parameter_server.protocol.signal_relay import Others
 from mpidist.parameter_server.protocol.thread_guard import OwnersLock
@@ -46,10 +46,10 @@ V = TypeVar("V", bound="Pending")
 
 
 class Pending(Protocol):
-    """The value of a closure, which is notified of its end."""
+    """The result of a closure, which is notified of the closure's end."""
 
     def set(self, end: ClosureEnd) -> None:
-        """Local. The closure has ended so."""
+        """Local. Note how the closure has ended."""
         ...
 
 
@@ -57,10 +57,10 @@ class Scheduler(NamedTuple):
     """The object that gives functions to the queue.
 
     Attributes:
-        watch: Looks for workers that are lost, while this process waits for servers.
-        join: Waits until all functions have ended.
-        forget: Forgets what the program has dropped; arguments as of `Discard`.
-        forget_unused: Lets go of functions that are kept for their next use.
+        watch: A function that looks for lost workers, while this process waits for servers.
+        join: A function that waits until all functions have ended.
+        forget: A function that forgets an object that the program has dropped; its arguments are those of `Discard`.
+        forget_unused: A function that releases functions that are kept for their next use.
     """
 
     watch: Callable[[], None] = lambda: None
@@ -70,7 +70,7 @@ class Scheduler(NamedTuple):
 
 
 class Iterations(MutableMapping[int, int]):
-    """`Optimizer.iterations`, by the number of the optimizer: what the program sets or restores is what commits count.
+    """`Optimizer.iterations`, by the number of the optimizer: commits count from the value that the program sets.
 
     Args:
         optimizers: The optimizers that the program has not dropped.
@@ -101,24 +101,24 @@ class Iterations(MutableMapping[int, int]):
 
 
 class Decisions:
-    """The queue of functions, and the chief's words to workers and servers.
+    """The queue of functions, and the chief's messages to workers and servers.
 
     Args:
         station: The station of this process.
         servers: The ranks of the servers.
         slots: The slots of each heap.
-        versions: Says which functions may begin, and which updates may count.
+        versions: The rules by which functions may begin, and updates may count.
 
     Attributes:
         station: The constructor's argument.
         queue: The functions that have not ended, and the workers.
         commits: The order of all changes, which the program's own writes share.
-        lock: Held by the thread that uses the station.
+        lock: The lock of the thread that uses the station.
         values: The values of functions that have not ended, by their numbers.
         optimizers: The optimizers by their numbers, as far as functions use them.
-        dropped: Gives back what the program has dropped.
-        others: Hears of signals of the other processes.
-        is_deciding: Whether a learning rate schedule of the program runs, for which a decision waits.
+        dropped: The objects that the program has dropped.
+        others: The receiver of signals of the other processes.
+        is_deciding: Whether a decision waits for a learning rate schedule of the program, which is running.
         is_one_process: Whether this process is worker and server, too.
     """
 
@@ -142,7 +142,7 @@ class Decisions:
         self._maker = VariableMaker(station, slots.end, self._heaps.give)
         self.dropped = Dropped(station, self.commits, self._heaps.give, self._maker.finish, self._discard)
         self.others = Others(station, self.lock, self._wait_for_all, self.queue.counts)
-        station.route((Finished, Failed, Prepared, Applied, Built, Began, Pong, CutDone), self.take)
+        station.route((Finished, Failed, Prepared, Applied, Built, Began, Pong, SnapshotDone), self.take)
 
     def begin(
         self, scheduler: Scheduler, workers: Sequence[int], limit: int, timeout: float | None, *, prefetch: bool
@@ -166,10 +166,10 @@ class Decisions:
         """Local. Add a function to the queue; see `Closures.schedule`.
 
         Args:
-            work: As there.
-            rules: As there.
-            inputs: As there.
-            value_of: Makes the value of its number.
+            work: See `Closures.schedule`.
+            rules: See `Closures.schedule`.
+            inputs: See `Closures.schedule`.
+            value_of: A function that makes the value for the number of the closure.
         """
         # An interrupt between the two would leave a function in the queue whose end no object gets.
         with self.station.whole:
@@ -179,19 +179,19 @@ class Decisions:
         return value
 
     def take(self, sender: int, message: Message) -> None:
-        """Local. Take what a worker or a server says of functions."""
+        """Local. Process a message of a worker or a server about functions."""
         if self._held is None:
             self.do(self.queue.take(sender, message, time.monotonic()) or ())
         elif isinstance(message, Applied) and message.attempt == OWN_WRITE:
             # The caller that has begun the pause may wait for this, and it decides nothing.
             self.commits.written(sender, message.closure, message.error)
-        elif isinstance(message, CutDone):
-            self.commits.cut_done(sender, message)
+        elif isinstance(message, SnapshotDone):
+            self.commits.snapshot_done(sender, message)
         else:
             self._held.append((sender, message))
 
     def do(self, actions: Iterable[Action]) -> None:
-        """Local. Do what the queue asks for, in its order: messages to one rank must not overtake each other."""
+        """Local. Do the queue's actions, in their order: messages to one rank must not overtake each other."""
         for action in actions:
             if isinstance(action, Send):
                 # The worker itself gets no notice: its connection may be cut.
@@ -205,12 +205,12 @@ class Decisions:
         self._scheduler.join()
 
     def _discard(self, kind: str, number: int) -> Sequence[Send]:
-        """Forget what the program has dropped; what is to be sent to workers."""
+        """Forget an object that the program has dropped; return the messages to workers."""
         self._scheduler.forget(kind, number)
         return self.queue.discard(kind, number)
 
     def settle(self) -> None:
-        """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
+        """Local. Before workers get more work, forget dropped objects, and wait until all own writes can be read."""
         if self.is_deciding:
             self.require_decided()
         require_open(self.station.window)
@@ -232,12 +232,13 @@ class Decisions:
                     if not self.is_deciding:
                         self._scheduler.watch()
 
-    def wait_for_cut(self) -> None:
-        """Local. Wait until all servers have saved the last cut. Functions continue meanwhile."""
+    def wait_for_snapshot(self) -> None:
+        """Local. Wait until all servers have saved the last snapshot. Functions continue meanwhile."""
         if not self.commits.saving:
             return
         with self.station.awaited(self.commits.saving, "save a checkpoint"):
             while self.commits.saving:
+                require_open(self.station.window)
                 with self.lock:
                     self.station.step(WAIT_SECONDS)
                     self._scheduler.watch()
@@ -264,9 +265,9 @@ class Decisions:
         """The learning rate of a step that is about to be committed.
 
         Raises:
-            RateError: The optimizer refuses the rate, which on the servers would come too late; or it is no number, and
+            RateError: The optimizer refuses the rate, which the servers could not do any more; or it is no number, and
                 comes from no schedule.
-            Exception: What the schedule raises.
+            Exception: The error that the schedule raises.
         """
         stepping = self.optimizers[optimizer]
         is_schedule = callable(stepping.learning_rate)
@@ -288,7 +289,7 @@ class Decisions:
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
-        """Surround a schedule. It may read variables, and wait: messages that come meanwhile are handled after it."""
+        """Inside, a schedule runs. It may read variables, and wait: messages that come then are handled after it."""
         held, self._held, self.is_deciding = self._held, [], True
         try:
             yield
@@ -298,11 +299,11 @@ class Decisions:
             self.station.put_back(came)
 
     def require_decided(self) -> None:
-        """Local. Raise RuntimeError inside a schedule: it would wait for what waits for its end."""
+        """Local. Raise RuntimeError inside a schedule: the call would wait for a decision that waits for it."""
         if self.is_deciding:
             raise RuntimeError(
                 "a learning rate schedule uses the ClusterCoordinator, or writes a variable, while an update waits for "
-                "the rate: let it compute the rate from its step, and from what it reads of variables"
+                "the rate: let it compute the rate from its step, and from variables that it reads"
             )
 
     def _name_of_optimizer(self, optimizer: int) -> str:

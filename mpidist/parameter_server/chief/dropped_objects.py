@@ -18,9 +18,11 @@ class Dropped:
     Args:
         station: The station of the chief.
         commits: The order of all changes.
-        give: Gives the memory of a variable back.
-        finish: Lets servers make announced variables first; they cannot forget variables that they do not have.
-        discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
+        give: A function that gives the memory of a variable back.
+        finish: A function that lets servers make announced variables first; they cannot forget variables that they do
+            not have.
+        discard: A function that returns the messages to workers about a dropped object; its arguments are those of
+            `Discard`.
 
     Attributes:
         noted: Dropped objects that were not announced yet: kinds, numbers and places of variables.
@@ -41,7 +43,7 @@ class Dropped:
         """Local. Let `let_go` know when the program has dropped an object.
 
         Args:
-            given: The object. It must not be dropped while something in flight uses it.
+            given: The object. It must not be dropped while a closure in flight uses it.
             kind: See `Discard`, for workers.
             number: The number of this kind.
             place: The place of a variable.
@@ -50,10 +52,10 @@ class Dropped:
         weakref.finalize(given, self.noted.append, (kind, number, place)).atexit = False
 
     def let_go(self) -> None:
-        """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
+        """Local. Let servers and workers forget the dropped objects; their memory can be used again."""
         if self.noted:
             self._finish()
-        # A cut may still read the memory, and servers may keep back what changes it.
+        # A snapshot may still read the memory, and servers may keep back what changes it.
         while self.noted and not self._commits.saving:
             with self._station.whole:
                 self._let_go(*self.noted.popleft())

@@ -1,6 +1,6 @@
 """New variables: a server gets many small ones in one message, before one is used.
 
-Making one alone takes a round trip to its server. The memory of small ones is there before they are made, so that a
+Making one alone takes a round trip to its server. The memory of small ones is reserved before they are made, so that a
 server without memory raises where the program makes the variable, and making them cannot fail later.
 """
 
@@ -25,12 +25,12 @@ _PIECE_BYTES = 4 << 20
 
 
 class VariableMaker:
-    """The making of variables in the heaps of servers.
+    """Makes variables in the heaps of servers.
 
     Args:
         station: The station of the chief.
         begin: The first byte of each heap that variables may use.
-        give: Gives the memory of a variable back that cannot be made.
+        give: A function that gives back the memory of a variable that cannot be made.
 
     Attributes:
         unfinished: Whether servers may not have made some variable: `finish` waits for it.
@@ -52,10 +52,11 @@ class VariableMaker:
         """Local. Make a variable. It may be used after `finish`.
 
         Args:
-            place: Its place.
+            place: The place of the variable.
             name: A name for display and errors.
-            value: Its value, of the place's shape, which is converted to its dtype; None for a number.
-            fill: This number.
+            value: The value of the variable, of the place's shape, which is converted to its dtype; None: `fill` is the
+                value.
+            fill: The number for all elements.
 
         Raises:
             HeapFullError: The server has no memory for it.
@@ -91,7 +92,7 @@ class VariableMaker:
         """Local. Return when the servers have made all variables.
 
         Raises:
-            HeapFullError: A server has no memory for the last one.
+            HeapFullError: A server has no memory for the last variable.
             DeadRankError: A server is dead.
         """
         self._tell()
@@ -114,7 +115,7 @@ class VariableMaker:
             self._bytes = 0
 
     def _have_memory(self, place: ServedPlace) -> None:
-        """Ask for memory, with some for others; in it there is no variable, so that it may be filled with zeros."""
+        """Ask for memory, with some for later variables; it holds no variable, so that zeros may fill it."""
         have, end = self._memory.get(place.server, self._begin), end_of(place)
         if end <= have:
             return

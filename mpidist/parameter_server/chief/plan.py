@@ -18,10 +18,10 @@ class ServedPlan:
 
     Attributes:
         number: The number of the optimizer.
-        variables: In their order.
-        slots: Their state.
+        variables: The variables in their order.
+        slots: The state of the variables.
         kernel: The arithmetic.
-        options: For the work around it.
+        options: The options of the optimizer.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ServedPlan:
         raise _outside()
 
     def flush(self, count: int, settings: Any) -> bool:
-        """Local. Nothing: gradients are not accumulated over closures."""
+        """Local. Do nothing: gradients are not accumulated over closures."""
         del count, settings
         return True
 
@@ -69,19 +69,19 @@ class ServedPlan:
             self.variables[number].assign(self.slots["average"][number].value())
 
     def state(self) -> dict[str, Any]:
-        """Local. Nothing besides the slots."""
+        """Local. The slots are all of its state."""
         return {}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Local. Nothing besides the slots."""
+        """Local. The slots are all of its state."""
 
 
 def require_plannable(variables: Sequence[BaseVariable], options: OptimizerOptions) -> None:
     """Local. Raise an error for variables, or options, that servers do not update.
 
     Raises:
-        NotImplementedError: An option that servers do not have.
-        TypeError: Other variables.
+        NotImplementedError: Servers do not support an option.
+        TypeError: An element is no variable on servers.
     """
     if options.gradient_accumulation_steps:
         raise NotImplementedError(

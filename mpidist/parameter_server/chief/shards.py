@@ -26,7 +26,8 @@ class Cell(NamedTuple):
     Attributes:
         name: A name for display and errors.
         dtype: The dtype of the variable.
-        make: Gives its initial value, which may have another dtype, or how its server makes it.
+        make: A function that returns its initial value, which may have another dtype, or the way in which its server
+            makes it.
     """
 
     name: str
@@ -41,16 +42,16 @@ def cells_of(
     """Local. The parts of a variable, in their order; one where it is not cut.
 
     Args:
-        value: The initial value, as of `initial_array`.
-        dtype: Likewise.
+        value: The initial value, see `initial_array`.
+        dtype: The dtype of the variable, see `initial_array`.
         name: The name of the variable.
         aggregation: The aggregation of the variable.
-        partitioner: None leaves it whole.
+        partitioner: The partitioner; None: the variable is not cut.
         has_rows: Whether its gradients are rows.
         is_on_read: Whether reading it aggregates.
 
     Raises:
-        ValueError: The partitioner gives no numbers of shards; or as `initial_array`.
+        ValueError: The partitioner returns no numbers of shards; see also `initial_array`.
         TypeError: See `initial_array`.
     """
     def array_of(given: Any) -> AnyArray:

@@ -53,7 +53,7 @@ class HeapVariable:
         """Local. Make the next version, and show it.
 
         Args:
-            make: `make(current, new)` fills `new`, whose content is that of the version before `current`.
+            make: A function: `make(current, new)` fills `new`, whose content is that of the version before `current`.
         """
         current = self.current
         make(current, self.buffers[self.begin()])
@@ -76,8 +76,8 @@ class Updates:
 
     Args:
         kernel: The arithmetic.
-        options: For the work around it.
-        slots: For each variable number its state, in the order of `UpdateArithmetic.slots`.
+        options: The options of the optimizer.
+        slots: The state of each variable, by its number, in the order of `UpdateArithmetic.slots`.
         byte_count: The number of bytes that an update changes. Where it is large enough, updates are compiled.
         has_halves: Whether some variables are of half precision.
     """
@@ -120,9 +120,9 @@ class Updates:
 
         Args:
             variable: The variable.
-            gradient: Flat, of its dtype; it is used up.
+            gradient: The gradient, flat, of the variable's dtype; it is overwritten.
             step: The step of the optimizer.
-            factor: The gradient is multiplied with it.
+            factor: The factor of the gradient.
         """
         states = [slot.current for slot in self._slots[variable.place.number]]
         if isinstance(self._arithmetic.kernel, LayerKernel):

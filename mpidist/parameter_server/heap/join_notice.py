@@ -24,12 +24,12 @@ def joined(first: int) -> Message:
 def take_joined(station: Station, slots: Slots, arrive: Callable[[int], None] | None = None) -> None:
     """Local. Receive messages of workers that join: each has the slots of the first worker in its place.
 
-    What the workers before in this place have pushed there is applied by then, or dropped.
+    Everything that earlier workers in this place have pushed there is applied by then, or dropped.
 
     Args:
         station: The station of this process.
         slots: The slots of each heap.
-        arrive: Called with the rank of one that has joined.
+        arrive: A function that is called with the rank of a worker that has joined.
     """
 
     def take(rank: int, message: Message) -> None:

@@ -25,7 +25,7 @@ class Slots:
     Attributes:
         ranks: The ranks that push from the beginning: the coordinator and the workers.
         slot_bytes: The size of a slot.
-        joined: By the rank of a worker that has joined: the one of `ranks` whose slots it has.
+        joined: The rank among `ranks` whose slots a worker has that has joined, by the rank of this worker.
     """
 
     ranks: Sequence[int]
@@ -42,7 +42,7 @@ class Slots:
 
         Args:
             rank: The rank that pushes.
-            slot: Which of its slots.
+            slot: The number of the slot among those of the rank.
         """
         return (self.ranks.index(self.joined.get(rank, rank)) * SLOTS + slot) * self.slot_bytes
 
@@ -56,7 +56,7 @@ def slots_of(heap_bytes: int, ranks: Sequence[int], slot_bytes: int | None) -> S
         slot_bytes: The size of a slot; by default all slots together take half of the heap.
 
     Raises:
-        ValueError: They do not fit.
+        ValueError: The slots do not fit the heap.
     """
     count = len(ranks) * SLOTS
     size = heap_bytes // 2 // count if slot_bytes is None else slot_bytes
@@ -103,7 +103,7 @@ class Space:
         """Local. Give a piece back.
 
         Args:
-            begin: Its first byte.
+            begin: The first byte of the piece.
             byte_count: See `take`.
         """
         pieces = sorted([*self._free, (begin, begin - (-byte_count // ALIGNMENT) * ALIGNMENT)])
@@ -123,9 +123,9 @@ class Heaps:
     server that got the last one.
 
     Args:
-        heap_sizes: By the rank of the server.
+        heap_sizes: The sizes of the heaps, by the ranks of their servers.
         slots: The slots of each heap.
-        name_of: Returns the name of a rank.
+        name_of: A function that returns the name of a rank.
     """
 
     def __init__(self, heap_sizes: Mapping[int, int], slots: Slots, name_of: Callable[[int], str]) -> None:
@@ -145,7 +145,7 @@ class Heaps:
         Args:
             shape: The shape of the variable.
             dtype: The dtype of the variable.
-            buffers: How many versions of it, 1 or 2.
+            buffers: The number of its versions in memory, 1 or 2.
             server: The rank of the server; by default it is chosen.
             is_table: Whether its rows are changed in place; it has one buffer then, and at least one dimension.
             beside: The numbers of shards of the same variable that servers have already. Those with fewest go first.
@@ -183,7 +183,7 @@ class Heaps:
     def full(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, buffers: int, is_table: bool = False
     ) -> HeapFullError:
-        """Local. The error for a variable for which there is no room; the arguments as of `take`."""
+        """Local. The error for a variable for which there is no room; for the arguments see `take`."""
         wanted, _ = _sizes(shape, dtype, buffers, _block_rows(shape, dtype) if is_table else 0)
         free = ", ".join(f"{self._name_of(one)} {space.free_bytes}" for one, space in self._spaces.items())
         slots, slot_bytes = self._slots.end, self._slots.slot_bytes

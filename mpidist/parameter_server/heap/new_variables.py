@@ -15,9 +15,9 @@ class Drawn(NamedTuple):
     """An initial value that its server makes in pieces, in place: no process holds another copy.
 
     Attributes:
-        function: Gives the pieces.
+        function: The function that returns the pieces.
         shape: The shape of the value.
-        offset: Its first element in the whole variable, of which it may be a shard.
+        offset: The place of its first element in the whole variable, of which it may be a shard.
         dtype: The dtype of the value.
     """
 
@@ -31,10 +31,10 @@ class NewVariable(NamedTuple):
     """A variable that its server is to make.
 
     Attributes:
-        place: Its place.
+        place: The place of the variable.
         name: A name for display and errors.
-        fill: The number that is everywhere.
-        value: The bytes of another value, or how to make it.
+        fill: The number for all elements.
+        value: The bytes of another value, or the way to make it.
     """
 
     place: ServedPlace

@@ -23,7 +23,7 @@ _CALL_BYTES = 1 << 30
 
 
 class HeapMemory:
-    """The heap of this process, and what of it was touched.
+    """The heap of this process, and the pages of it that were touched.
 
     Args:
         memory: The heap, uint8.
@@ -38,7 +38,7 @@ class HeapMemory:
         self._is_shared = _is_shared(first)
 
     def reserve(self, begin: int, byte_count: int, what: str) -> None:
-        """Local. Fill a part of the heap with zeros; from then on its pages are there.
+        """Local. Fill a part of the heap with zeros; from then on its pages are allocated.
 
         Args:
             begin: The first byte.

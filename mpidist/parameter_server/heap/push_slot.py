@@ -29,11 +29,11 @@ class Change(NamedTuple):
     Attributes:
         kind: "assign", "add", "sub", "step", or a kind of `Scatter.scatter` after `rows.SCATTER`.
         variable: The number of the variable.
-        begin: Where the array begins in the slot.
+        begin: The first byte of the array in the slot.
         dtype: The dtype of the array.
-        size: Its number of elements.
+        size: The number of elements of the array.
         step: The place of the step among those of the closure; -1 for another kind.
-        factor: The gradient is multiplied with it.
+        factor: The factor of the gradient.
     """
 
     kind: str
@@ -50,9 +50,9 @@ class Pushed:
 
     Args:
         station: The station of this process.
-        server: Its rank.
+        server: The rank of the server.
         offset: The offset of the slot.
-        slot_bytes: The slot bytes of the slot.
+        slot_bytes: The size of the slot in bytes.
     """
 
     def __init__(self, station: Station, server: int, offset: int, slot_bytes: int) -> None:
@@ -68,7 +68,7 @@ class Pushed:
         self._gathered: AnyArray | None = None if slot_bytes < _GATHERED_BYTES else np.empty(_GATHERED_BYTES, np.uint8)
 
     def add(self, kind: str, variable: int, array: AnyArray, *, step: int = -1, factor: float = 1.0) -> int:
-        """Local. Write a change; the array may be changed afterwards. Returns where in the heap it is.
+        """Local. Write a change; the array may be changed afterwards. Returns its place in the heap.
 
         Args:
             kind: See `Change`.
@@ -100,17 +100,17 @@ class Pushed:
         return self._offset + begin
 
     def write(self) -> None:
-        """Local. Write the changes that are gathered so far: they can be read. Later ones are written one by one."""
+        """Local. Write the changes so far, so that they can be read. Later ones are written one by one."""
         gathered, self._gathered = self._gathered, None
         if gathered is not None and self._end > _HEAD_BYTES:
             self._put((_HEAD_BYTES, gathered[_HEAD_BYTES : self._end]))
 
     def close(self) -> None:
-        """Local. Write the table: the server can read it all.
+        """Local. Write the table of changes, so that the server can read all of them.
 
         Raises:
-            MemoryError: There was none for one of the changes, or for the table. Others that belong to it, such as the
-                rest of an optimizer's step, must not count alone.
+            MemoryError: There was no memory for one of the changes, or for the table. Others that belong to it, such as
+                the rest of an optimizer's step, must not count alone.
         """
         if self._error is not None:
             raise self._error
@@ -148,11 +148,11 @@ class Pushed:
 
 
 def is_free(window: Window, server: int, offset: int) -> bool:
-    """Local. Whether a server has applied what was in a slot.
+    """Local. Whether a server has applied the content of a slot.
 
     Args:
-        window: To the server.
-        server: Its rank.
+        window: The window to the server.
+        server: The rank of the server.
         offset: The offset of the slot.
     """
     place = np.empty(1, np.uint64)
@@ -162,7 +162,7 @@ def is_free(window: Window, server: int, offset: int) -> bool:
 
 
 def free_slot(memory: AnyArray, offset: int) -> None:
-    """Local. Note in a slot that what was in it is applied.
+    """Local. Note in a slot that its content is applied.
 
     Args:
         memory: The heap.
@@ -172,7 +172,7 @@ def free_slot(memory: AnyArray, offset: int) -> None:
 
 
 def read_pushed(memory: AnyArray, offset: int) -> Iterator[tuple[Change, AnyArray]]:
-    """Local. The changes in a slot, in their order, with their arrays, which may be used up.
+    """Local. The changes in a slot, in their order, with their arrays, which may be overwritten.
 
     Args:
         memory: The heap.

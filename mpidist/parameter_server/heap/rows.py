@@ -1,4 +1,4 @@
-"""Rows of variables on servers: how they travel to a server, and how they are read from one."""
+"""Rows of variables on servers: how they are sent to a server, and how they are read from one."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ class RowChanges:
         """Local. Note a change.
 
         Args:
-            kind: Without `SCATTER`.
+            kind: The kind of the change, without `SCATTER`.
             numbers: The numbers of the rows, of shape (n,); they are not changed afterwards.
-            values: The values of shape (n, width), likewise.
+            values: The values of shape (n, width); they are not changed afterwards.
         """
         self._changes.append((kind, numbers, values))
 
@@ -169,7 +169,7 @@ def written(place: ServedPlace, kind: str, packed: AnyArray) -> Callable[[AnyArr
 
     Args:
         place: The place of the variable.
-        kind: With `SCATTER`.
+        kind: The kind of the change, with `SCATTER`.
         packed: See `pack`.
     """
     numbers, values = unpack(packed, place)

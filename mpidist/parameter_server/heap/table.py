@@ -54,7 +54,7 @@ class HeapTable(HeapVariable):
 
         Args:
             numbers: The numbers of the rows.
-            write: Writes to them, and to no others.
+            write: A function that writes to these rows, and to no others.
         """
         blocks = np.unique(numbers // self.place.block_rows)
         self.words[BEGUN] += np.uint64(1)
@@ -77,7 +77,7 @@ class TableUpdates(Updates):
     """The updates of one optimizer, on tables by rows; see `Updates`."""
 
     def _apply(self, variable: HeapVariable, gradient: AnyArray, step: CommitStep, factor: float) -> None:
-        """Local. See `Updates._apply`; of a table the gradient is of rows, as of `rows.pack`, each of them once."""
+        """Local. See `Updates._apply`; the gradient of a table has rows, packed by `rows.pack`, each of them once."""
         if not isinstance(variable, HeapTable):
             super()._apply(variable, gradient, step, factor)
             return
@@ -99,7 +99,7 @@ def scatter(variable: HeapVariable, kind: str, packed: AnyArray) -> None:
 
     Args:
         variable: A table or another one.
-        kind: With `SCATTER`.
+        kind: The kind of the change, with `SCATTER`.
         packed: See `rows.pack`.
 
     Raises:

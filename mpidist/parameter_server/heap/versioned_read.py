@@ -24,7 +24,7 @@ class Value(NamedTuple):
     """A variable as it was read.
 
     Attributes:
-        version: Which of its versions this is; None if that is not known.
+        version: The number of the version; None if it is not known.
         array: The value, of the variable's shape. It is overwritten only while there is no other reference to it.
     """
 
@@ -52,7 +52,7 @@ def read_whole(station: Station, place: ServedPlace, known: Value | None = None,
         except StopIteration as end:
             if end.value is not None:
                 return cast(Value, end.value)
-    while (given := station.call(place.server, "snapshot", place.number)) is None:
+    while (given := station.call(place.server, "copy", place.number)) is None:
         # It is a table that is being restored.
         station.step(_WAIT_SECONDS)
     return Value(None, given.reshape(place.shape))
@@ -65,10 +65,10 @@ def read_in_pieces(
     """Local. As `read_whole`, with pauses in which the window is free for others.
 
     Args:
-        window: To the server.
+        window: The window to the server.
         place: The place of the variable.
         known: The last value read; returned for an unchanged variable.
-        memory: For the value; by default new memory.
+        memory: The memory for the value; by default new memory.
         is_relaxed: See `read_whole`.
         piece_bytes: The number of bytes between two pauses; default: no pause.
 

@@ -24,12 +24,12 @@ ADVICE = (
 
 
 class _Wait(NamedTuple):
-    """A wait.
+    """A wait of this process for other ranks.
 
     Attributes:
-        ranks: The ranks that it waits for. May become fewer meanwhile.
+        ranks: The ranks that it waits for. They may become fewer meanwhile.
         what: The action that is awaited: "apply a write".
-        since: When it began.
+        since: The time at which it began.
     """
 
     ranks: Collection[int]
@@ -41,11 +41,11 @@ class Awaited:
     """The waits of this process: `with awaited(ranks, what)` surrounds each one.
 
     Args:
-        name_of: Returns the name of a rank: "ps 1".
+        name_of: A function that returns the name of a rank: "ps 1".
         key_of: The process of a rank.
 
     Attributes:
-        wait: The one in progress, if there is one. Read by the watchdog's thread.
+        wait: The wait in progress, if there is one. The watchdog's thread reads it.
     """
 
     def __init__(self, name_of: Callable[[int], str], key_of: Callable[[int], Key]) -> None:
@@ -60,7 +60,7 @@ class Awaited:
         WATCHDOG.look_also(self.look)
 
     def __call__(self, ranks: Collection[int], what: str) -> Awaited:
-        """Local. Surround a wait for some ranks.
+        """Local. Inside, this process waits for some ranks.
 
         Args:
             ranks: The ranks that it waits for; a set may become smaller meanwhile.

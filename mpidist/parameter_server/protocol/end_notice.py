@@ -17,7 +17,7 @@ class EndNotice(NamedTuple):
     """The end of the chief's program.
 
     Attributes:
-        code: Its exit code.
+        code: The exit code of the program.
         lost: The ranks that are dead, or treated as dead. Where there are none, all ranks end the window together.
         is_agreed: Whether all ranks end with the code, and not the chief alone, which ends the job by it.
     """
@@ -36,7 +36,7 @@ def take_end(station: Station, note: Callable[[EndNotice], None]) -> None:
 
     Args:
         station: The station of this process.
-        note: Called with it, unless the method's object is deleted: a program may drop its strategy.
+        note: A method that is called with the notice, unless its object is deleted: a program may drop its strategy.
     """
     reference = WeakMethod(note)
 

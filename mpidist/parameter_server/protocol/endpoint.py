@@ -39,19 +39,19 @@ class Station:
     """A process of the group.
 
     Args:
-        window: To the others.
-        name_of: Returns the name of a rank: "worker 1".
+        window: The window to the other processes.
+        name_of: A function that returns the name of a rank: "worker 1".
         key_of: The process of a rank.
         needed: The ranks without which training cannot continue: coordinator and servers.
-        whole: Surrounds what an interrupt must not tear apart; on the chief a `Whole`.
+        whole: A context manager for work that no interrupt may divide; on the chief a `Whole`.
 
     Attributes:
         window: The constructor's argument.
         name_of: The constructor's argument.
         lost: The ranks that are dead, or count as dead.
-        left: The ranks that live and serve no more, with the reason.
-        awaited: Surrounds waits for others, which the watchdog then observes.
-        reserved: By server and slot how many bytes have memory, where that is not `heap.FIRST_BYTES`.
+        left: The ranks that are alive and do not serve any more, with the reason.
+        awaited: A context manager for waits for others, which the watchdog then observes.
+        reserved: The number of bytes with memory, by server and slot, where that is not `layout.FIRST_BYTES`.
         whole: The constructor's argument.
     """
 
@@ -76,11 +76,11 @@ class Station:
         self._number = 0
 
     def route(self, kinds: Iterable[Kind], take: Take) -> None:
-        """Local. Let messages of some kinds go to one taker of this process.
+        """Local. Set the receiver in this process of messages of some kinds.
 
         Args:
-            kinds: Classes of messages; of `Call` and `Discard` with the word that is in them.
-            take: Gets each message with its sender.
+            kinds: The classes of the messages; `Call` and `Discard` with the name in them.
+            take: A function that gets each message with its sender.
 
         Raises:
             RuntimeError: One of them has a receiver already.
@@ -91,7 +91,7 @@ class Station:
             self._takers[kind] = take
 
     def go_on_with(self, background: Callable[[], None] | None) -> None:
-        """Local. Have work done beside the messages, in short pieces; None when it is over."""
+        """Local. Set a function that works between the messages, in short pieces; None ends that."""
         self._background = background
 
     def send(self, send: Send) -> None:
@@ -99,7 +99,7 @@ class Station:
         self.window.ring(send.rank, encode(send.message))
 
     def step(self, seconds: float = 0.0) -> bool:
-        """Local. Take one message, if one comes within this time; returns whether one came.
+        """Local. Process one message, if one comes within this time; return whether one came.
 
         Raises:
             DeadRankError: The coordinator or a server is dead, or has left.
@@ -108,15 +108,15 @@ class Station:
             return self._step(seconds)
 
     def put_back(self, messages: Sequence[tuple[int, Message]]) -> None:
-        """Local. Take messages once more, before all others.
+        """Local. Process messages once more, before all others.
 
         Args:
-            messages: With their senders, in their order.
+            messages: The messages with their senders, in their order.
         """
         self._again[:0] = messages
 
     def leave(self, reason: str) -> None:
-        """Local. Notify all others that this process serves no more, and end its window.
+        """Local. Notify all others that this process does not serve any more, and end its window.
 
         Args:
             reason: The error that has ended its service.
@@ -195,10 +195,10 @@ class Station:
         Args:
             rank: The process.
             name: The name of the call.
-            arguments: Picklable.
+            arguments: The arguments of the call, picklable.
 
         Raises:
-            Exception: What it raised there.
+            Exception: The error that the other process raised.
             DeadRankError: The coordinator or a server is dead, or has left.
         """
         number = self.post(rank, name, *arguments)
@@ -215,7 +215,7 @@ class Station:
         return self._number
 
     def wait(self, rank: int, name: str, number: int) -> Any:
-        """Local. Wait for the answer to what was asked by `post`.
+        """Local. Wait for the answer to a call of `post`.
 
         Args:
             rank: The process.
@@ -232,7 +232,7 @@ class Station:
         return self.value_of(rank, answer.value, answer.traceback)
 
     def is_awaiting(self, number: int) -> bool:
-        """Local. Whether `wait` has not taken the answer to what was asked by `post`."""
+        """Local. Whether `wait` has not returned the answer to a call of `post` yet."""
         return number in self._answers
 
     def value_of(self, rank: int, data: bytes, text: str) -> Any:
@@ -244,7 +244,7 @@ class Station:
             text: The traceback of an exception, empty for a value.
 
         Raises:
-            Exception: What it raised there.
+            Exception: The error that the other process raised.
         """
         value = pickle.loads(data)
         if text:
@@ -259,7 +259,7 @@ class Station:
         Args:
             sender: The rank that has asked.
             call: The call.
-            function: Gets the call's arguments.
+            function: A function of the call's arguments.
         """
         try:
             value, text = function(*pickle.loads(call.arguments)), ""

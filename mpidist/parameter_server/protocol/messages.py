@@ -1,4 +1,4 @@
-"""Messages: what coordinator, servers and workers send each other. Values of variables are not sent so.
+"""Messages between coordinator, servers and workers. Values of variables are not sent by them.
 
 A closure is handed out as attempt 1, 2, ... until one attempt is decided. These carry it:
 
@@ -42,7 +42,7 @@ NAMED = ("function", "dataset", "variable", "sharded", "optimizer", "resource")
 
 
 class Define(NamedTuple):
-    """Coordinator to worker: what messages name, such as a function, before the first message that names it.
+    """Coordinator to worker: an object that later messages name, such as a function.
 
     Attributes:
         kind: "function", "dataset", "variable", "sharded" for a variable of several shards, or "optimizer".
@@ -59,10 +59,10 @@ class Do(NamedTuple):
     """Coordinator to worker: run a closure.
 
     Attributes:
-        closure: Its number, counted from 1 in the order of `schedule`.
-        attempt: Counted from 1.
-        slot: The worker's place on every server that this attempt pushes to; free, or freed by what was sent before.
-        function: The number of its function.
+        closure: The number of the closure, counted from 1 in the order of `schedule`.
+        attempt: The number of the attempt, counted from 1.
+        slot: The worker's slot on every server that this attempt pushes to; it is free, or earlier messages free it.
+        function: The number of the function.
         arguments: Its pickled arguments.
         is_followed: Whether the next closure may come while this one runs.
     """
@@ -76,12 +76,12 @@ class Do(NamedTuple):
 
 
 class Push(NamedTuple):
-    """Worker to server: a part of an attempt's update is in the worker's slot, which also says what it is.
+    """Worker to server: a part of an attempt's update is in the worker's slot, together with its description.
 
     Attributes:
         closure: The closure.
         attempt: The attempt.
-        slot: Where it is.
+        slot: The slot that holds the part.
         ordinal: The number of this part on this server, counted from 0.
         last: Whether the attempt pushes nothing more to this server.
     """
@@ -138,7 +138,7 @@ class Failed(NamedTuple):
         attempt: The attempt.
         error: The pickled exception.
         traceback: Its text.
-        ended: The resource at whose end the function has asked for more; 0 if that is not why it has raised.
+        ended: The iterator, as a resource, whose end the function has met; 0 if it has raised for another reason.
     """
 
     closure: int
@@ -159,7 +159,7 @@ class CommitStep(NamedTuple):
     """A step of an optimizer.
 
     Attributes:
-        optimizer: Its number.
+        optimizer: The number of the optimizer.
         iteration: The number of its steps before this one.
         rate: The learning rate.
     """
@@ -170,10 +170,11 @@ class CommitStep(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Coordinator to server: apply what an attempt has staged.
+    """Coordinator to server: apply the staged update of an attempt.
 
     Attributes:
-        number: Its place in the one order of all commits, counted from 1. A server gets those that concern it.
+        number: The place of the commit in the one order of all commits, counted from 1. A server gets those that
+            concern it.
         worker: The rank that has pushed it.
         closure: The closure.
         attempt: The attempt.
@@ -205,7 +206,7 @@ class CommitPart(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Coordinator to server: apply what several attempts have staged, as one update.
+    """Coordinator to server: apply the staged updates of several attempts as one update.
 
     Their gradients for the same step are added in the order of the parts, and count as the mean of those who make it.
 
@@ -247,18 +248,18 @@ class SnapshotRequest(NamedTuple):
 
     Attributes:
         number: The number of the last of these commits.
-        share: The pickled `cut.Share`, which says what to save of it, and how; empty for nothing.
+        share: The pickled `SavedShare`, the part to save; empty for nothing.
     """
 
     number: int
     share: bytes = b""
 
 
-class CutDone(NamedTuple):
-    """Server to coordinator: the state of that cut is saved, or cannot be.
+class SnapshotDone(NamedTuple):
+    """Server to coordinator: the state of that snapshot is saved, or cannot be.
 
     Attributes:
-        number: The number of the cut.
+        number: The number of the snapshot.
         outcome: The pickled result of the share, or its pickled exception.
         traceback: The text of the exception; empty if there was none.
     """
@@ -272,8 +273,8 @@ class Build(NamedTuple):
     """Coordinator to worker: make a resource, a value or a dataset that stays on the worker.
 
     Attributes:
-        resource: Its number.
-        function: The number of the function that makes it.
+        resource: The number of the resource.
+        function: The number of the function that makes the resource.
         arguments: Its pickled arguments.
     """
 
@@ -286,7 +287,7 @@ class Built(NamedTuple):
     """Worker to coordinator: a resource is there, or could not be made.
 
     Attributes:
-        resource: Its number.
+        resource: The number of the resource.
         error: The pickled exception; empty if it was made.
         traceback: Its text.
         begun: `OwnIterator.begun` of an iterator over the worker's own data.
@@ -299,10 +300,11 @@ class Built(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """Coordinator to worker or server: the program has dropped something, and nothing in flight uses it.
+    """Coordinator to worker or server: the program has dropped an object, and no closure in flight uses it.
 
     Attributes:
-        kind: For workers one of `Define`, or "resource"; for servers "memory" of a variable, or "plan".
+        kind: The kind of the object: for workers one of `Define`, or "resource"; for servers "memory" of a variable, or
+            "plan".
         number: The number of this kind.
     """
 
@@ -314,7 +316,7 @@ class Call(NamedTuple):
     """Coordinator to a server or a worker: a question with an answer, such as "make a variable".
 
     Attributes:
-        call: Its number.
+        call: The number of the call.
         name: The name of the call.
         arguments: Its pickled arguments.
     """
@@ -369,7 +371,7 @@ class Pong(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Anybody to all: this process serves no more, though it lives.
+    """Any process to all: this process does not serve any more, though it is alive.
 
     Attributes:
         reason: The error that has ended its service.
@@ -380,12 +382,12 @@ class Left(NamedTuple):
 
 Message: TypeAlias = (
     Define | Do | Push | Drop | Finished | Failed | Prepared | Commit | Round | Applied | Fence | SnapshotRequest
-    | CutDone | Build | Built | Discard | Call | CallAnswer | Left | Timed | Began | Ping | Pong
+    | SnapshotDone | Build | Built | Discard | Call | CallAnswer | Left | Timed | Began | Ping | Pong
 )
 
 
 class Send(NamedTuple):
-    """A message to be sent. The state machines of the protocol give these out; they never send.
+    """A message to be sent. The state machines of the protocol return these; they never send.
 
     Attributes:
         rank: The receiver.

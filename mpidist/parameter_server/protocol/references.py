@@ -1,4 +1,4 @@
-"""Handles: what functions and arguments name is sent by its name, and not by its content."""
+"""Handles: objects that functions and arguments name are sent by a name, and not by their content."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
 
 
 class _PlainPickler(pickle.Pickler):
-    """Smaller and faster, for what has no functions."""
+    """A smaller and faster pickler, for data without functions."""
 
     def __init__(self, file: io.BytesIO, handle_of: HandleOf) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -82,7 +82,7 @@ class _PlainPickler(pickle.Pickler):
         return self._handle_of(given)
 
     def reducer_override(self, given: object) -> Any:
-        """Local. Refuse what the program itself defines; see `pickle.Pickler.reducer_override`.
+        """Local. Refuse functions and classes of the program itself; see `pickle.Pickler.reducer_override`.
 
         Workers serve inside the strategy's constructor: they have not run the lines below it.
         """
@@ -110,7 +110,7 @@ def handle_of_variable(given: object) -> tuple[Any, ...] | None:
 def handle_of_class(given: type) -> tuple[Any, ...]:
     """Local. The handle of a class in a process that is also its worker.
 
-    By its content it would come back as the same class, but with new methods, whose globals are copies.
+    Sent by its content it would come back as the same class, but with new methods, whose globals are copies.
     """
     _CLASSES[id(given)] = given
     return "class", id(given)
@@ -130,7 +130,7 @@ def describing_handle_of(given: object) -> tuple[Any, ...] | None:
 
 
 def describe_variable(variable: ServedVariable | ShardedVariable) -> tuple[Any, ...]:
-    """Local. The arguments of `variable_of` but the home; or, of a `ShardedVariable`, its own."""
+    """Local. The arguments of `variable_of` without the home; for a `ShardedVariable` those of its constructor."""
     if isinstance(variable, ShardedVariable):
         return variable.variables, variable.name
     return tuple(variable.place), variable.name, variable.trainable, isinstance(variable, ServedSum)
@@ -152,10 +152,10 @@ def variable_of(
 
 
 def dump_function(function: Callable[..., Any], handle_of: HandleOf) -> bytes:
-    """Local. A function, with what it captures.
+    """Local. A function, with the objects that it captures, as bytes.
 
     Raises:
-        TypeError: It captures something that cannot be sent.
+        TypeError: It captures an object that cannot be sent.
     """
     file = io.BytesIO()
     _CodePickler(file, handle_of).dump(function)
@@ -179,7 +179,7 @@ def dump_arguments(arguments: object, handle_of: HandleOf) -> bytes:
     """Local. Arguments, by plain pickle where that is possible.
 
     Raises:
-        TypeError: Something cannot be sent.
+        TypeError: An argument cannot be sent.
     """
     if _is_plain(arguments):
         # A call of Python for each object would take most of the time.
@@ -214,7 +214,7 @@ def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:
 
     Args:
         arguments: See `dump_arguments`.
-        inputs: The results, likewise, in the order of their places.
+        inputs: The dumped results, in the order of their places.
     """
     return pickle.dumps(list(inputs)) + arguments
 
@@ -223,7 +223,7 @@ def arguments_label(arguments: bytes) -> str:
     """Local. Dumped arguments in words, as in a call: "(3, rate=0.5)"; never all of an array or a list.
 
     Args:
-        arguments: See `dump_arguments`, of a tuple and a dictionary.
+        arguments: The dumped tuple and dictionary of arguments; see `dump_arguments`.
     """
     if len(arguments) > _LABELLED_BYTES:
         return f"(... {len(arguments)} bytes of arguments)"
@@ -252,11 +252,11 @@ def _shown(given: object) -> str:
 
 
 def load(data: bytes, find: Callable[[tuple[Any, ...]], Any]) -> Any:
-    """Local. Load on another process what was dumped.
+    """Local. Load dumped data in another process.
 
     Args:
         data: The data of one of the functions above.
-        find: Gives the object of a handle.
+        find: A function that returns the object of a handle.
     """
     file = io.BytesIO(data)
     loaded = _Unpickler(file, find).load()

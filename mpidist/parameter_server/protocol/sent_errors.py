@@ -11,7 +11,7 @@ from mpidist.parameter_server.protocol.references import describing_handle_of, d
 
 
 def portable(error: BaseException) -> bytes:
-    """Local. The pickled exception; a RuntimeError with its text of one that cannot be sent, or that ends programs."""
+    """Local. The pickled exception; a RuntimeError with its text if it cannot be sent, or ends programs."""
     kind = type(error).__name__
     if isinstance(error, SystemExit):
         # It would end the coordinator's program, and look like a good end.

@@ -24,11 +24,11 @@ def _word(name: str, value: object = None) -> Message:
 
 
 class Listener:
-    """The role of a worker or a server that takes signals for the chief.
+    """The role of a worker or a server that reports signals to the chief.
 
     Args:
         station: The station of this process.
-        chief: Its rank.
+        chief: The rank of the chief.
     """
 
     def __init__(self, station: Station, chief: int) -> None:
@@ -45,7 +45,7 @@ class Listener:
             self._wanted = pickle.loads(message.arguments)
 
     def look(self) -> None:
-        """Local. Do what the chief has requested, and report a signal that has arrived; between two messages."""
+        """Local. Follow the chief's requests, and report a signal that has arrived; called between two messages."""
         if self._wanted is not None:
             wanted, self._wanted = self._wanted, None
             before, self._notice = self._notice, Notice()
@@ -60,12 +60,12 @@ class Listener:
             self._station.send(Send(self._chief, _word(_CAME, reason - SIGNALLED)))
 
     def end_together(self) -> None:
-        """Local. The chief ends the job: signals change nothing any more, and all ranks leave with its code."""
+        """Local. Prepare the end by the chief: signals change nothing any more, and all ranks exit with its code."""
         SIGNALS.ignore()
         agree_on_exit()
 
     def silence(self) -> None:
-        """Local. Signals have the effect again that they had before."""
+        """Local. Restore the effect that signals had before."""
         SIGNALS.silence(self._notice)
 
 
@@ -74,12 +74,12 @@ class Others:
 
     Args:
         station: The station of the chief.
-        lock: Held by the thread that uses the station.
-        join: As the attribute.
-        counts: Returns how many functions there were so far, and how many of them have not ended.
+        lock: The lock of the thread that uses the station.
+        join: See the attribute.
+        counts: A function that returns the number of functions so far, and the number of those that have not ended.
 
     Attributes:
-        join: Waits until all functions have ended.
+        join: A function that waits until all functions have ended.
         is_agreed: Whether all ranks end with the chief's exit code.
     """
 
@@ -101,14 +101,14 @@ class Others:
         station.route([(Call, _LISTENS), (Call, _CAME)], self.take)
 
     def take(self, sender: int, message: Message) -> None:
-        """Local. Hear that a process takes signals, or that one has come."""
+        """Local. Note that a process handles signals, or has received one."""
         if isinstance(message, Call) and message.name == _CAME:
             SIGNALS.note(pickle.loads(message.arguments))
         else:
             self._waiting.discard(sender)
 
     def listen(self) -> None:
-        """Local. Let all other processes take the signals that this one takes. It returns when they do."""
+        """Local. Let all other processes handle the signals that this one handles. It returns when they do."""
         numbers = sorted(SIGNALS.numbers())
         if numbers == self._numbers:
             return
@@ -152,6 +152,6 @@ class Others:
         return left * (now - begin) / max(1, scheduled - left - ended)
 
     def end_together(self) -> None:
-        """Local. From now on the exit code of this process is that of all ranks, as long as no rank has died."""
+        """Local. Let the exit code of this process be that of all ranks from now on, as long as no rank has died."""
         self.is_agreed = True
         agree_on_exit()

@@ -1,4 +1,4 @@
-"""Threads, forked children and interrupts: what may not come between, or inside, the messages of a process.
+"""Threads, forked children and interrupts, none of which may come between the messages of a process.
 
 Threads use its window one after the other, children that are forked from it do not, and on the chief KeyboardInterrupt
 comes between messages, never inside one.
@@ -35,7 +35,7 @@ class OwnersLock:
     """A lock that a thread of this process may hold several times over.
 
     Args:
-        is_alone: Whether no other rank is there: a child that is forked has a copy of all, then, and may use it.
+        is_alone: Whether there is no other rank: a forked child then has a copy of everything, and may use it.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -96,10 +96,10 @@ class WindowLock(OwnersLock):
         self._thread: threading.Thread | None = None
 
     def share(self, act: Act) -> None:
-        """Local. A function begins: let the other thread use the window whenever it is not in use.
+        """Local. Let the other thread use the window whenever it is not in use: a function begins.
 
         Args:
-            act: Called again and again by the other thread, with the lock.
+            act: A function that the other thread calls again and again, with the lock.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(act,), name="mpidist-ahead", daemon=True)
@@ -108,7 +108,7 @@ class WindowLock(OwnersLock):
         self._may.set()
 
     def take_back(self) -> None:
-        """Local. The function has ended. When this returns the other thread has left the window."""
+        """Local. Take the window from the other thread, which has left it on return: the function has ended."""
         self._is_wanted = False
         # It may be in the middle of a piece: outside functions the thread that serves uses the window without asking.
         with self:
@@ -155,10 +155,10 @@ class OwnThreads:
     """The threads that functions start on a worker.
 
     Args:
-        lock: As the attribute.
+        lock: See the attribute.
 
     Attributes:
-        lock: Held by the thread that uses the window while a function runs.
+        lock: The lock of the thread that uses the window while a function runs.
         server: The thread that serves, and runs the functions.
         runs: Whether a function runs. Where none does, the window is for the thread that serves.
     """
@@ -170,9 +170,9 @@ class OwnThreads:
 
     @contextlib.contextmanager
     def in_this_process(self) -> Iterator[None]:
-        """Local. Surround a function of the program: a child that it has forked ends with it.
+        """Local. Inside, a function of the program runs: a child that it has forked ends with it.
 
-        It would continue as this process else, and speak to the other ranks in its name.
+        Otherwise the child would continue as this process, and send messages to the other ranks in its name.
         """
         error: BaseException | None = None
         try:
@@ -186,7 +186,7 @@ class OwnThreads:
 
     @contextlib.contextmanager
     def during_function(self) -> Iterator[None]:
-        """Local. Surround a function. Threads that it has not joined come too late."""
+        """Local. Inside, a function runs. Calls of threads that it has not joined are refused afterwards."""
         self.runs = True
         try:
             yield
@@ -197,7 +197,7 @@ class OwnThreads:
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
-    """End this forked process as Python ends one, but without what is to be done at a rank's end."""
+    """End this forked process as Python ends one, but without the exit functions of a rank."""
     code = 0
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         code = error.code or 0
@@ -212,10 +212,10 @@ def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenat
     """Local. Let threads call a method of a worker one after the other.
 
     Args:
-        method: Uses the window.
+        method: A method that uses the window.
 
     Returns:
-        The same, which raises RuntimeError in a forked child, and in a thread while no function runs.
+        The method, which now raises RuntimeError in a forked child, and in a thread while no function runs.
     """
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:

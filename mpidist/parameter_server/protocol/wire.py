@@ -1,8 +1,8 @@
 """The wire: messages of the serving protocol as bytes.
 
-Those that each closure needs are packed; all others are JSON, with the bytes of the message after it. So is what does
-not fit into the packed fields. Nothing is unpickled here: bytes from elsewhere are refused, or are a message of numbers
-and texts, and take no memory but their own.
+Messages that each closure needs are packed; all others are JSON, with the bytes of the message after it, and so are
+messages that do not fit the packed fields. Nothing is unpickled here: bytes from elsewhere are refused, or are a
+message of numbers and texts, and take no memory but their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from mpidist.parameter_server.protocol.messages import (
     Commit,
     CommitPart,
     CommitStep,
-    CutDone,
     Define,
     Discard,
     Do,
@@ -41,20 +40,22 @@ from mpidist.parameter_server.protocol.messages import (
     Prepared,
     Push,
     Round,
+    SnapshotDone,
     SnapshotRequest,
     Timed,
 )
 
 # The position is the first byte of what is JSON.
 _KINDS: tuple[type[Message], ...] = (
-    Define, Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied, Fence, SnapshotRequest, CutDone, Build, Built,
-    Discard, Call, CallAnswer, Left, Round, Timed, Began, Ping, Pong,
+    Define, Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied, Fence, SnapshotRequest, SnapshotDone, Build,
+    Built, Discard, Call, CallAnswer, Left, Round, Timed, Began, Ping, Pong,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 # The field of a message that is bytes, which JSON has not.
 _BYTES: dict[type[Message], str] = {
-    Define: "code", Do: "arguments", Finished: "result", Failed: "error", SnapshotRequest: "share", CutDone: "outcome",
-    Build: "arguments", Built: "error", Call: "arguments", CallAnswer: "value", Applied: "error",
+    Define: "code", Do: "arguments", Finished: "result", Failed: "error", SnapshotRequest: "share",
+    SnapshotDone: "outcome", Build: "arguments", Built: "error", Call: "arguments", CallAnswer: "value",
+    Applied: "error",
 }
 _BYTES_AT = {kind: kind._fields.index(name) for kind, name in _BYTES.items()}
 # The kind, and the sizes of the JSON and of the bytes.
@@ -69,7 +70,7 @@ def _forms(fields: str) -> tuple[Struct, Struct]:
     and ranks and optimizers below 2^16.
 
     Args:
-        fields: Numbers N, ranks or optimizers R, functions F, and what `struct` has.
+        fields: The fields: numbers N, ranks or optimizers R, functions F, and the formats of `struct`.
     """
     small = fields.replace("N", "HB").replace("R", "B").replace("F", "H")
     large = fields.replace("N", "HI").replace("R", "H").replace("F", "I")
@@ -268,13 +269,13 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Local. The message that `encode` made these bytes of.
+    """Local. The message of which `encode` made these bytes.
 
     Args:
-        data: The bytes, from a peer that is known to belong to the job: what its messages hold is unpickled later.
+        data: The bytes, from a peer that is known to belong to the job: the content of its messages is unpickled later.
 
     Raises:
-        ValueError: They are no message.
+        ValueError: The bytes are no message.
     """
     try:
         first = data[0]

@@ -46,15 +46,15 @@ Action: TypeAlias = Send | ClosureEnd | ResourceEnd
 class Closures(Book):
     """All closures that have not ended, and the workers.
 
-    Methods return what is to be done. It must be done in this order: messages to a rank must not overtake each other.
+    Methods return actions, which must be done in this order: messages to a rank must not overtake each other.
 
     Args:
         commits: The order of commits, which the coordinator's own writes share.
-        limit: `is_full` is true from this number of waiting closures on.
+        limit: The number of waiting closures from which on `is_full` is true.
         timeout: Seconds that a closure may run on a worker before the worker counts as lost (see `deadlines.py`); None
             is any time.
-        prefetch: Give a worker its next closure while it still runs one, if no other worker is free.
-        versions: Says which attempts may begin, and which updates may count.
+        prefetch: Whether a worker gets its next closure while it still runs one, if no other worker is free.
+        versions: The rules by which attempts may begin, and updates may count.
 
     Attributes:
         error: The first error since `take_error`.
@@ -92,17 +92,17 @@ class Closures(Book):
     # ------------------------------------------------------------------ the user
 
     def schedule(self, work: Work, rules: Rules, now: float, inputs: Sequence[int] = ()) -> tuple[int, list[Action]]:
-        """Local. Add a closure. Returns its number and what is to be done.
+        """Local. Add a closure. Returns its number and the actions.
 
         Args:
-            work: The function that it calls.
-            rules: The user's options for it.
+            work: The call of the closure.
+            rules: The user's options for the closure.
             now: The time, in seconds; always of the same clock.
-            inputs: The closures whose results its arguments take; none of them has ended. It ends as the first of them
-                that has no result.
+            inputs: The closures whose results are its arguments; none of them has ended. If one of them has no result,
+                this closure ends as the first of those does.
 
         Raises:
-            RuntimeError: Between `cancel` and `take_error`.
+            RuntimeError: The call is between `cancel` and `take_error`.
         """
         if self._is_cancelling:
             raise RuntimeError("a closure cannot be scheduled while closures are cancelled; take the error first")
@@ -124,7 +124,7 @@ class Closures(Book):
         """Local. Return and clear the first error; closures can be scheduled again.
 
         Raises:
-            RuntimeError: Something is in flight.
+            RuntimeError: A closure is in flight.
         """
         if self.in_flight:
             raise RuntimeError(f"{self.in_flight} closures are in flight; an error is taken when nothing runs any more")
@@ -134,10 +134,10 @@ class Closures(Book):
     # ------------------------------------------------------------------ workers
 
     def joined(self, rank: int, now: float, own: Mapping[int, Work] | None = None) -> list[Action]:
-        """Local. A worker is there.
+        """Local. Add a worker.
 
         Args:
-            rank: Its rank, which no worker had before.
+            rank: The rank of the worker, which no worker had before.
             now: The time.
             own: See `Resources.joined`.
         """
@@ -145,10 +145,10 @@ class Closures(Book):
         return [*timed, *self.resources.joined(self._workers.join(rank), own or {}), *self._dispatch(now)]
 
     def lost(self, rank: int, now: float, how: str = "") -> list[Action]:
-        """Local. A worker is dead, or counts as dead: it is fenced, and its closures wait again unless decided.
+        """Local. Note that a worker is lost: it is fenced, and its closures wait again unless they are decided.
 
-        The one that it ran may be the reason. It is handed out again when this loss is settled (`look`), and fails
-        after the last loss that its rules allow.
+        The closure that it ran may be the cause. It is given to a worker again when this loss is settled (`look`), and
+        fails after the last loss that its rules allow.
 
         Args:
             rank: The worker. Nothing happens if it is lost already.
@@ -172,7 +172,7 @@ class Closures(Book):
         return [*actions, *self._dispatch(now)]
 
     def look(self, now: float) -> list[Action]:
-        """Local. Find what is to be done because time has passed; to be called again and again.
+        """Local. The actions that are due because time has passed; to be called again and again.
 
         Args:
             now: The time.
@@ -188,7 +188,7 @@ class Closures(Book):
     def take(self, sender: int, message: Message, now: float) -> list[Action] | None:
         """Local. The actions that a message asks for, in the order in which they are to be done.
 
-        What a lost worker has sent, and what concerns its attempts, is passed over.
+        Messages of a lost worker, and about its attempts, are ignored.
 
         Args:
             sender: The rank that has sent it.
@@ -232,7 +232,7 @@ class Closures(Book):
         return []
 
     def _dispatch(self, now: float) -> list[Action]:
-        """Decide what may count now, and send waiting closures to free workers."""
+        """Decide the attempts that may count now, and send waiting closures to free workers."""
         actions = self._decide_held()
         for worker, number, slot in self._workers.start(now, self.versions, prefetch=self.prefetch):
             closure = self._closures[number]
@@ -278,7 +278,7 @@ class Closures(Book):
         return [*self._end(number, End.ERROR, message.error, message.traceback)]
 
     def _ended(self, rank: int, closure: Closure, message: Failed) -> list[Action]:
-        """A worker's data has ended. Another worker, whose data has not, runs the closure."""
+        """Note that a worker's data has ended. Another worker, whose data has not, runs the closure."""
         self.workers[rank].ended.add(message.ended)
         data, is_bound = closure.work.data, closure.rules.worker in self.workers
         if message.ended in data and not is_bound and self._workers.have_left(data):
@@ -294,7 +294,7 @@ class Closures(Book):
         return [] if worker is None else self._decide_in_turn(worker)
 
     def _decide_in_turn(self, worker: WorkerRecord) -> list[Action]:
-        """Decide what a worker has finished, in this order: the place in its own data is that of its last closure."""
+        """Decide a worker's finished closures in their order: its place in its own data is that of the last one."""
         actions: list[Action] = []
         while worker.finished:
             number = worker.finished[0]
@@ -304,7 +304,7 @@ class Closures(Book):
         return actions
 
     def _decide_held(self) -> list[Action]:
-        """Decide what had to wait for others, which have ended meanwhile or count."""
+        """Decide the attempts that had to wait for others, which have ended meanwhile or count."""
         actions: list[Action] = []
         if self.versions.is_synchronous:
             actions += self._commit(self.versions.full(len(self.workers)))
@@ -316,7 +316,7 @@ class Closures(Book):
         return actions
 
     def end_round(self) -> list[Action]:
-        """Local. Let updates count that wait for others, if there will be no others before the program continues."""
+        """Local. Count updates that wait for others, if no others will come before the program continues."""
         return [*self._commit(self.versions.rest(self.in_flight + len(self._suspects.held)))]
 
     def _decide(self, number: int) -> list[Action]:

@@ -1,4 +1,4 @@
-"""Commits: the one order in which all servers apply updates, and the places in it: steps, own writes, and cuts."""
+"""Commits: the one order in which all servers apply updates, and the places in it: steps, own writes, and snapshots."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mpidist.parameter_server.protocol.messages import (
     Commit,
     CommitPart,
     CommitStep,
-    CutDone,
     Drop,
     Push,
     Round,
     Send,
+    SnapshotDone,
     SnapshotRequest,
 )
 
 
 class RateError(RuntimeError):
-    """A schedule of the user gives no learning rate, or one that the optimizer refuses."""
+    """A schedule of the user returns no learning rate, or one that the optimizer refuses."""
 
 
 class Attempt(NamedTuple):
@@ -54,21 +54,20 @@ def numbered(optimizer: int) -> str:
 
 @dataclass
 class Commits:
-    """The numbers of commits. What is sent at one call reaches each server in this order, and nothing comes between.
+    """The numbers of commits. The messages of one call reach each server in this order, with no others between them.
 
     Args:
         rank: The coordinator's rank.
         servers: The ranks of all servers.
-        rate: The learning rate of an optimizer, given its number and its iteration, counted from 0. Raises RateError
-            for one that the optimizer refuses, and what a schedule raises.
-        name: The name of an optimizer for people, given its number.
+        rate: A function that returns the learning rate of an optimizer, given its number and its iteration, counted
+            from 0. It raises RateError for a rate that the optimizer refuses, and the errors of a schedule.
+        name: A function that returns the name of an optimizer for display, given its number.
 
     Attributes:
-        number: The last commit.
-        iterations: The iterations of each optimizer, the number of steps so far; may be set, from a checkpoint for
-            instance.
-        saving: The servers that have not saved the last cut.
-        saved: The answers of other servers about it.
+        number: The number of the last commit.
+        iterations: The number of steps of each optimizer so far; it may be set, from a checkpoint for instance.
+        saving: The servers that have not saved the last snapshot.
+        saved: The answers of the other servers about the last snapshot.
         refused: By the numbers of own writes, the pickled exception of a variable that could not be changed.
         unapplied: By the numbers of own writes, the servers that have not applied them.
     """
@@ -80,13 +79,13 @@ class Commits:
     number: int = 0
     iterations: MutableMapping[int, int] = field(default_factory=dict)
     saving: set[int] = field(default_factory=set)
-    saved: dict[int, CutDone] = field(default_factory=dict)
+    saved: dict[int, SnapshotDone] = field(default_factory=dict)
     refused: dict[int, bytes] = field(default_factory=dict)
     unapplied: dict[int, set[int]] = field(default_factory=dict)
     _slots: dict[int, int] = field(default_factory=dict)
 
     def commit(self, worker: int, closure: int, attempt: int, optimizers: Sequence[int]) -> Commit:
-        """Local. The next commit; to be sent to all servers that hold a part of the update.
+        """Local. The next commit, for all servers that hold a part of the update.
 
         Args:
             worker: The worker that has pushed it.
@@ -116,7 +115,7 @@ class Commits:
         """Local. The messages to the servers of updates that count together: a commit of one, or a round of several.
 
         Args:
-            attempts: In the order of their workers; of one worker there is one.
+            attempts: The attempts in the order of their workers, one of each worker.
 
         Returns:
             The messages. Where there is no learning rate these are `Drop`, and the pickled error with its traceback
@@ -179,12 +178,12 @@ class Commits:
         return next((slot for slot in range(SLOTS) if slot not in self._slots.values()), None)
 
     def write(self, slot: int, servers: Iterable[int]) -> list[Send]:
-        """Local. Commit what the coordinator has put into its slot on these servers; no other rank is involved.
+        """Local. Commit the content of the coordinator's slot on these servers; no other rank is involved.
 
         A closure that is decided later is applied later. The write can be read when `unwritten` is False.
 
         Args:
-            slot: From `free_slot`; the data is there already.
+            slot: The slot that `free_slot` returned; the data is in it already.
             servers: The servers that hold a part of the write.
 
         Raises:
@@ -199,7 +198,7 @@ class Commits:
         return [Send(server, message) for server in servers for message in (push, commit)]
 
     def written(self, server: int, write: int, error: bytes = b"") -> None:
-        """Local. A server has applied a write: `Applied` with the attempt OWN_WRITE.
+        """Local. Note that a server has applied a write: `Applied` with the attempt OWN_WRITE.
 
         Args:
             server: The server.
@@ -224,33 +223,35 @@ class Commits:
         """
         return any(server in servers for servers in self.unapplied.values())
 
-    # ------------------------------------------------------------------ cuts
+    # ------------------------------------------------------------------ snapshots
 
-    def cut(self, shares: Mapping[int, bytes] | None = None) -> list[Send]:
+    def snapshot(self, shares: Mapping[int, bytes] | None = None) -> list[Send]:
         """Local. Let all servers save the state of this moment: with all commits so far, and no later one.
 
         Args:
-            shares: For servers, what to save; see `SnapshotRequest`.
+            shares: The part that each server saves; see `SnapshotRequest`.
 
         Raises:
-            RuntimeError: The cut before is not saved yet.
+            RuntimeError: The previous snapshot is not saved yet.
         """
         if self.saving:
-            raise RuntimeError(f"the servers of ranks {sorted(self.saving)} are still saving the cut before this one")
+            raise RuntimeError(f"the servers of ranks {sorted(self.saving)} are still saving the previous snapshot")
+        # New objects: the caller that has begun the last snapshot keeps its own.
         self.saving, self.saved = set(self.servers), {}
         return [Send(server, SnapshotRequest(self.number, (shares or {}).get(server, b""))) for server in self.servers]
 
-    def cut_done(self, server: int, message: CutDone) -> None:
-        """Local. A server has saved its state, or cannot; `saved` has all their words when `saving` is empty.
+    def snapshot_done(self, server: int, message: SnapshotDone) -> None:
+        """Local. Note that a server has saved its state, or cannot; `saved` has all answers when `saving` is empty.
 
         Args:
             server: The server.
             message: The server's message.
 
         Raises:
-            RuntimeError: It had nothing to save.
+            RuntimeError: The server had nothing to save.
         """
         if server not in self.saving:
             raise RuntimeError(f"server of rank {server} sends {message!r}: expected it from {sorted(self.saving)}")
-        self.saving.remove(server)
+        # First: another thread may wait for `saving` to be empty.
         self.saved[server] = message
+        self.saving.remove(server)

@@ -1,4 +1,4 @@
-"""Positions: how far each worker has come in its own data, as of the closures that count. It never communicates."""
+"""Positions of workers in their own data, by the closures that count. It never communicates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("pipelines", "pipeline", "start", "stride")
 
 @dataclass
 class _Place:
-    """The place of one worker in one iterator: the parts that it reads, and how far it has come."""
+    """The place of one worker in one iterator: the parts that it reads, and its position in them."""
 
     parts: list[PassPart]
     part: int = 0
@@ -41,16 +41,16 @@ class Positions:
 
         Args:
             number: The number of the iterator, as a resource.
-            parts: By the worker's rank, what it reads.
+            parts: The parts that each worker reads, by its rank.
         """
         self._places[number] = {rank: _Place(list(its)) for rank, its in parts.items()}
 
     def built(self, rank: int, number: int, begun: Mapping[str, int] | str) -> None:
-        """Local. A worker has made its iterator.
+        """Local. Note that a worker has made its iterator.
 
         Args:
             rank: The worker.
-            number: The iterator; nothing happens if it is none.
+            number: The number of the resource; other resources than iterators are ignored.
             begun: See `OwnIterator.begun`; or the error with which it was not made, as a text.
         """
         place = self._places.get(number, {}).get(rank)
@@ -62,7 +62,7 @@ class Positions:
             place.parts[0] = place.parts[0]._replace(pass_state=dict(begun))
 
     def note(self, rank: int, news: Iterable[tuple[Any, ...]]) -> None:
-        """Local. A worker has read on, in a closure that counts.
+        """Local. Note that a worker has read further, in a closure that counts.
 
         Args:
             rank: The worker.
@@ -76,16 +76,16 @@ class Positions:
                     place.parts[part] = place.parts[part]._replace(pass_state=new[0])
 
     def take_over(self, number: int, rank: int, before: Iterable[int], fresh: PassPart) -> list[PassPart] | None:
-        """Local. Let a worker read what is left of the part of the data that its place has.
+        """Local. Let a worker read the rest of the data of its place.
 
         Args:
-            number: The number of the iterator; nothing happens if it is none.
+            number: The number of the resource; other resources than iterators are ignored.
             rank: The worker, which joins.
             before: The lost workers that had its place.
             fresh: The part that it reads if none of them has begun.
 
         Returns:
-            What it is to read; None where it begins like a worker of the beginning.
+            The parts that it reads; None where it begins as the first workers did.
         """
         places = self._places.get(number)
         if places is None:
@@ -96,7 +96,7 @@ class Positions:
         return parts
 
     def left(self, number: int) -> list[PassPart]:
-        """Local. All that workers have not read yet of an iterator, those of lost workers included.
+        """Local. The parts of an iterator that workers have not read yet, those of lost workers included.
 
         Raises:
             CheckpointError: A worker has no dataset with positions.
@@ -127,12 +127,12 @@ def _left(place: _Place) -> list[PassPart]:
 
 
 def deal(parts: Sequence[PassPart], workers: int) -> list[list[PassPart]]:
-    """Local. Deal what is left over some workers, so that each element is read once.
+    """Local. Divide the remaining parts among some workers, so that each element is read once.
 
     Args:
         parts: The remaining parts, at least one.
-        workers: Their number. As many as there were get what they had; fewer read several parts, one after another;
-            more share them.
+        workers: The number of workers. The same number gets the same parts; fewer workers read several parts, one after
+            another; more workers share parts.
     """
     if len(parts) >= workers:
         return [list(parts[worker::workers]) for worker in range(workers)]
@@ -141,7 +141,7 @@ def deal(parts: Sequence[PassPart], workers: int) -> list[list[PassPart]]:
 
 
 def to_state(parts: Sequence[PassPart]) -> dict[str, Any]:
-    """Local. Parts as a checkpoint keeps them: a row each, and the names of the columns."""
+    """Local. Parts as a checkpoint keeps them: a row for each, and the names of the columns."""
     names = sorted({name for part in parts for name in part.pass_state})
     rows = [[*part[:4], *(part.pass_state.get(name, -1) for name in names)] for part in parts]
     return {"columns": " ".join((*_COLUMNS, *names)), "parts": np.array(rows, np.int64)}
@@ -151,7 +151,7 @@ def from_state(saved: Mapping[str, Any]) -> list[PassPart]:
     """Local. The parts of which `to_state` was made.
 
     Raises:
-        CheckpointError: They are none.
+        CheckpointError: `saved` does not hold such parts.
     """
     if set(saved) != {"columns", "parts"}:
         raise CheckpointError(

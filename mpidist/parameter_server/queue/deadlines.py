@@ -27,13 +27,13 @@ LOADING = 10
 
 @dataclass
 class Deadlines:
-    """The time for which workers have done what they do.
+    """The time for which workers have run their functions.
 
     Args:
-        limit: Seconds for which a worker may run a function.
+        limit: The number of seconds for which a worker may run a function.
 
     Attributes:
-        seconds: The clock.
+        seconds: The time of the clock.
     """
 
     limit: float
@@ -50,7 +50,7 @@ class Deadlines:
         return max(self.limit / _ROUNDS, _LEAST_SECONDS)
 
     def begin(self, rank: int, sends: Sequence[Send] = (), *, is_loading: bool = False) -> None:
-        """Local. A worker has begun something else, or was given it.
+        """Local. Note that a worker has begun other work, or was given it.
 
         Args:
             rank: The worker.
@@ -62,7 +62,7 @@ class Deadlines:
         self._begun[rank] = self.seconds, allowed + _COUNTED * self._pause
 
     def forget(self, rank: int) -> None:
-        """Local. A worker is lost."""
+        """Local. Forget a worker, which is lost."""
         self._begun.pop(rank, None)
 
     def look(self, now: float, servers: Sequence[int]) -> list[Send]:
@@ -70,7 +70,7 @@ class Deadlines:
 
         Args:
             now: The time, in seconds.
-            servers: All that may be waited for.
+            servers: The servers that may be waited for.
         """
         if self._missing or (self._asked is not None and now - self._asked < self._pause):
             return []
@@ -79,7 +79,7 @@ class Deadlines:
         return [Send(server, Ping(self._number)) for server in servers]
 
     def answered(self, server: int, number: int, now: float) -> None:
-        """Local. A server has answered; after the last one the clock continues.
+        """Local. Note that a server has answered; after the last one the clock continues.
 
         Args:
             server: The server.

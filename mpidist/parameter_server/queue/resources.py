@@ -15,8 +15,8 @@ from mpidist.parameter_server.queue.worker_table import WorkerRecord
 class Resources:
     """Values and datasets of which each worker has its own; a worker that joins makes its own, too.
 
-    A worker gets `Build` before every closure that may use the resource. A closure whose worker could not make it fails
-    there; others do not notice.
+    A worker gets `Build` before every closure that may use the resource. If it could not make the resource, such a
+    closure fails there; other closures continue.
 
     Args:
         workers: The workers that are not lost, by rank.
@@ -31,7 +31,7 @@ class Resources:
     _number: int = 0
 
     def build(self, work: Work) -> tuple[int, list[Send]]:
-        """Local. Let every worker make a resource. Returns its number and what is to be sent.
+        """Local. Let every worker make a resource. Returns its number and the messages.
 
         Args:
             work: The function that makes it.
@@ -53,7 +53,7 @@ class Resources:
         return [send for worker in self.workers.values() for send in self._build(worker, number)]
 
     def is_building(self, number: int) -> bool:
-        """Local. Whether some worker has still to make a resource."""
+        """Local. Whether some worker has not made a resource yet."""
         return any(number in worker.building for worker in self.workers.values())
 
     def label(self, number: int) -> str:
@@ -66,7 +66,8 @@ class Resources:
 
         Args:
             worker: The worker.
-            own: By number of a resource, what makes it on this worker, where that is not as on the others.
+            own: The work that makes a resource on this worker, by the number of the resource, where other workers do
+                another work.
         """
         return [send for number in self._works for send in self._build(worker, number, own.get(number))]
 
@@ -77,7 +78,7 @@ class Resources:
         return [*worker.define(work), Send(worker.rank, Build(number, work.function.number, work.arguments))]
 
     def built(self, rank: int, message: Built, now: float) -> list[ResourceEnd]:
-        """Local. A worker has made a resource, or could not.
+        """Local. Note that a worker has made a resource, or could not.
 
         Args:
             rank: The worker.
@@ -98,7 +99,7 @@ class Resources:
         return [ResourceEnd(message.resource, rank, end, message.error, message.traceback)]
 
     def lost(self, worker: WorkerRecord) -> list[ResourceEnd]:
-        """Local. A worker is lost, and its copies with it."""
+        """Local. Note that a worker is lost, with its copies."""
         return [ResourceEnd(number, worker.rank, End.CANCELLED) for number in self._works]
 
     def discard(self, number: int) -> None:

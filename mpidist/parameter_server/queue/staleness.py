@@ -20,8 +20,8 @@ class Versions:
     """The versions of the variables of all servers: each update of a closure makes the next one.
 
     Args:
-        staleness: Number of updates that may come between an attempt's reads and its update; None is any number.
-        note: Notes each update that counts.
+        staleness: The number of updates that may come between an attempt's reads and its update; None: any number.
+        note: A function that notes each update that counts.
 
     Attributes:
         number: The number of the updates that count.
@@ -44,19 +44,19 @@ class Versions:
         """Local. Whether an attempt that begins now has a place after all that run.
 
         Args:
-            is_owing: Whether its worker has finished something that is not decided.
+            is_owing: Whether its worker has finished a closure that is not decided.
         """
         del is_owing
         return self.staleness is None or self.number + len(self._begun) - self._readable <= self.staleness
 
     def begin(self, closure: int) -> None:
-        """Local. An attempt begins: its message is sent to the worker."""
+        """Local. Note that an attempt begins: its message is sent to the worker."""
         self._begun[closure] = self._readable
 
     def offer(self, attempt: Attempt) -> list[Attempt]:
-        """Local. An attempt is complete, and has pushed something. Returns it if its update may count now.
+        """Local. Note that an attempt is complete, and has pushed an update. Return it if the update may count now.
 
-        All others that run must still have their places then.
+        All other running attempts must still have their places then.
         """
         others = [version for one, version in self._begun.items() if one != attempt.closure]
         if self.staleness is not None and not all(
@@ -75,7 +75,7 @@ class Versions:
         return []
 
     def rest(self, in_flight: int) -> list[Attempt]:
-        """Local. The attempts that wait for others which do not come, while the program waits.
+        """Local. The attempts that wait for others that will not come, while the program waits.
 
         Args:
             in_flight: The number of closures that have begun and not ended.
@@ -88,7 +88,7 @@ class Versions:
         return attempt
 
     def count(self, attempts: Sequence[Attempt]) -> None:
-        """Local. The updates of attempts count, together."""
+        """Local. Count the updates of attempts together."""
         for one in attempts:
             self._note(one, self._begun.pop(one.closure))
             self.number += 1
@@ -99,7 +99,7 @@ class Versions:
             self.note(Update(attempt.closure, attempt.attempt, attempt.worker, read, self.number, is_late))
 
     def end(self, closure: int) -> None:
-        """Local. A closure has ended, or its attempt is void, or its update is applied."""
+        """Local. Note that a closure has ended, its attempt is void, or its update is applied."""
         self._begun.pop(closure, None)
         self._unapplied.pop(closure, None)
 

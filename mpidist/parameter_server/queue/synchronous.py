@@ -27,7 +27,7 @@ class Rounds(Versions):
     """The versions of the variables of all servers: each round makes the next one.
 
     Args:
-        wanted: Number of updates that make a round.
+        wanted: The number of updates that make a round.
     """
 
     is_synchronous: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class Rounds(Versions):
     _open: dict[int, Attempt] = field(default_factory=dict)
 
     def may_begin(self, *, is_owing: bool) -> bool:
-        """Local. See `Versions`: the last round is there, and the worker is not in this one."""
+        """Local. See `Versions`: whether the last round is applied, and the worker is not in this one."""
         return not (is_owing or self._unapplied)
 
     def offer(self, attempt: Attempt) -> list[Attempt]:
@@ -59,7 +59,7 @@ class Rounds(Versions):
         return attempt._replace(optimizers=()) if self._is_late(attempt) else attempt
 
     def count(self, attempts: Sequence[Attempt]) -> None:
-        """Local. See `Versions`. A round is a version; what makes no step in time is none."""
+        """Local. See `Versions`. A round is a version; updates that make no step in time are none."""
         mine = [one for one in attempts if one.closure in self._open]
         for one in attempts:
             is_late = bool(one.optimizers) and self._is_late(one)

@@ -1,11 +1,11 @@
-"""The book of closures: those that have not ended, and what others ask of them."""
+"""The book of closures: those that have not ended, and questions about them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mpidist.parameter_server.protocol.messages import Began, Built, CutDone, Message, Pong, Send
+from mpidist.parameter_server.protocol.messages import Began, Built, Message, Pong, Send, SnapshotDone
 from mpidist.parameter_server.queue.commits import Commits
 from mpidist.parameter_server.queue.deadlines import Deadlines
 from mpidist.parameter_server.queue.resources import Resources
@@ -72,11 +72,11 @@ class Book:
         return any(closure.worker == rank for closure in self._closures.values())
 
     def undecided(self) -> dict[int, tuple[Work, Rules]]:
-        """Local. The closures that no commit so far holds, by number: what a cut of this moment leaves to be done."""
+        """Local. The closures that no commit so far holds, by number: a snapshot of now does not include them."""
         return {number: (one.work, one.rules) for number, one in self._closures.items() if not one.is_decided}
 
     def discard(self, kind: str, number: int) -> list[Send]:
-        """Local. Let workers forget what the program has dropped.
+        """Local. Let workers forget an object that the program has dropped.
 
         Args:
             kind: See `Discard`.
@@ -103,14 +103,14 @@ class Book:
         elif isinstance(message, Pong):
             if self._deadlines is not None:
                 self._deadlines.answered(sender, message.number, now)
-        elif isinstance(message, CutDone):
-            self.commits.cut_done(sender, message)
+        elif isinstance(message, SnapshotDone):
+            self.commits.snapshot_done(sender, message)
         else:
             return None
         return ends
 
     def _time(self, rank: int, sends: Sequence[Send] = (), *, is_loading: bool = False) -> None:
-        """A worker begins something, or is sent it: the time for it begins now."""
+        """Note that a worker begins work, or is sent it: its time begins now."""
         if self._deadlines is not None and rank in self.workers:
             self._deadlines.begin(rank, sends, is_loading=is_loading)
 
@@ -142,7 +142,7 @@ class Book:
         return found
 
     def owing(self) -> list[Owing]:
-        """Local. The servers from which a finished closure awaits something."""
+        """Local. The servers from which a finished closure awaits an answer."""
         found: dict[int, float] = {}
         for number, since in self._finished.items():
             one = self._closures[number]

@@ -34,9 +34,10 @@ class Waiting:
         """Local. Add a closure.
 
         Args:
-            closure: Its number; of equal priorities the lowest number is first, also one that comes back.
-            priority: The highest is first.
-            worker: The only one that may take it; None is any.
+            closure: The number of the closure; of equal priorities the lowest number is first, also one that comes
+                back.
+            priority: The priority; the highest is first.
+            worker: The only worker that may take it; None: any.
             data: See `Work`.
         """
         heapq.heappush(self._heaps.setdefault(worker, {}).setdefault(data, []), (-priority, closure))
@@ -47,7 +48,7 @@ class Waiting:
 
         Args:
             worker: The worker.
-            may_take: Whether it may take a closure of this data that others may take, too.
+            may_take: A function that returns whether it may take a closure of this data that others may take, too.
         """
         heads = [
             (heap[0], key, data)
@@ -67,7 +68,7 @@ class Waiting:
         return closure
 
     def unbind(self, worker: int) -> None:
-        """Local. Let any worker take what waits for this one, which is lost."""
+        """Local. Let any worker take the closures that wait for this one, which is lost."""
         for data, heap in self._heaps.pop(worker, {}).items():
             to = self._heaps.setdefault(None, {}).setdefault(data, [])
             for item in heap:
@@ -86,8 +87,8 @@ class Awaiting:
     """Closures that cannot begin yet, and the present results for them.
 
     Attributes:
-        inputs: By closure that waits, the closures whose results it takes, with the present ones.
-        takers: By closure that has not ended, those that take its result.
+        inputs: The closures whose results a waiting closure takes, by its number, with the present results.
+        takers: The closures that take the result of a closure that has not ended, by its number.
     """
 
     inputs: dict[int, dict[int, bytes | None]] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class Awaiting:
         """Local. Let a closure wait.
 
         Args:
-            closure: Its number.
+            closure: The number of the closure.
             inputs: The closures whose results it takes, each once.
         """
         self.inputs[closure] = dict.fromkeys(inputs)
@@ -105,10 +106,10 @@ class Awaiting:
             self.takers.setdefault(number, []).append(closure)
 
     def note(self, ended: int, result: bytes) -> list[tuple[int, list[bytes]]]:
-        """Local. A closure has a result. Returns the closures that can begin, with their inputs in their order.
+        """Local. Note the result of a closure. Returns the closures that can begin, with their inputs in their order.
 
         Args:
-            ended: Its number.
+            ended: The number of the closure.
             result: The pickled result.
         """
         complete = []
@@ -125,7 +126,7 @@ class Awaiting:
         return complete
 
     def give_up(self, ended: int) -> list[int]:
-        """Local. A closure has no result: forget and return those that wait for it."""
+        """Local. Forget and return the closures that wait for one that has no result."""
         takers = [closure for closure in self.takers.pop(ended, ()) if closure in self.inputs]
         for closure in takers:
             del self.inputs[closure]
@@ -144,7 +145,7 @@ class Suspects:
     """The closures that wait until the loss of their last worker is settled.
 
     Attributes:
-        held: Each with the time when it is.
+        held: The closures, each with the time at which its loss is settled.
     """
 
     held: list[tuple[float, int]] = field(default_factory=list)
@@ -154,7 +155,7 @@ class Suspects:
         self.held.append((now + SETTLED_SECONDS, closure))
 
     def settled(self, now: float) -> list[int]:
-        """Local. The closures that have waited for long enough; they are none of these any more."""
+        """Local. Remove and return the closures that have waited for long enough."""
         settled = [closure for until, closure in self.held if until <= now]
         self.held = [one for one in self.held if one[0] > now]
         return settled

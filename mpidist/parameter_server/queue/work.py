@@ -1,4 +1,4 @@
-"""Work: what a worker is to call, under which rules, and how it can end."""
+"""Work: the calls of workers, their rules, and their ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_DEATHS = 3
 
 
 class Name(NamedTuple):
-    """A function, a variable or an optimizer, which each worker is sent once and knows by its number from then on.
+    """A function, a variable or an optimizer, which is sent to each worker once, and then named by its number.
 
     Attributes:
         kind: See `Define`.
-        number: Equal numbers of a kind are the same thing.
+        number: The number; equal numbers of a kind are the same object.
         code: The pickled object.
     """
 
@@ -31,13 +31,13 @@ class Name(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A call that a worker is to make.
+    """A call for a worker.
 
     Attributes:
         function: The function.
         arguments: The pickled arguments.
         captured: The objects that the function names, in an order in which each names only earlier ones.
-        named: The objects that the arguments name, likewise.
+        named: The objects that the arguments name, in the same kind of order.
         held: The objects that must not be freed before the work has ended.
         data: The iterators over workers' own datasets that it takes, as resources.
         label: The name of the function, for display.
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 class Closure:
     """A closure that has not ended; `worker` is None while it waits. Small: hundreds of thousands may wait.
 
-    `deaths` are the workers that were lost while they ran it, with what is known of that.
+    `deaths` are the workers that were lost while they ran it, with the known causes.
     """
 
     work: Work
@@ -87,11 +87,11 @@ class Running(NamedTuple):
     """The work that a worker does now.
 
     Attributes:
-        rank: The worker's.
+        rank: The rank of the worker.
         closure: The number of the closure that it runs; 0 where it makes a value or a dataset of its own.
         attempt: The attempt of the closure.
         label: The name of the function.
-        since: When it was begun; 0 where that is not known.
+        since: The time at which it was begun; 0 where that is not known.
     """
 
     rank: int
@@ -111,7 +111,7 @@ class Owing(NamedTuple):
 
     Attributes:
         rank: The rank of the server.
-        since: When the first of them returned.
+        since: The time at which the first of them returned.
     """
 
     rank: int
@@ -119,15 +119,15 @@ class Owing(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The user's wishes for a closure.
+    """The user's options for a closure.
 
     Attributes:
-        worker: The only worker that may run it, while it is alive; None is any.
-        priority: Higher ones run first; equal ones in the order of `schedule`.
-        retries: How often the function may raise and is run again.
-        on_error: "cancel" stores the error, so that the next `schedule` or `join` raises it; with "keep" only the
-            closure's own value raises.
-        max_deaths: The closure fails when this many workers were lost while they ran it.
+        worker: The only worker that may run it, while it is alive; None: any.
+        priority: The priority: higher ones run first, equal ones in the order of `schedule`.
+        retries: The number of times that the function is run again after it has raised.
+        on_error: The effect of an error: "cancel" stores it, so that the next `schedule` or `join` raises it; with
+            "keep" only the closure's own value raises it.
+        max_deaths: The number of workers lost while they ran it with which the closure fails.
     """
 
     worker: int | None = None
@@ -141,7 +141,7 @@ def rules_of(
     workers: Sequence[int], worker: int | None, priority: float, retries: int, on_error: Literal["cancel", "keep"],
     max_deaths: int,
 ) -> Rules:
-    """Local. Check what the user has given.
+    """Local. Check the user's arguments, and return them as rules.
 
     Args:
         workers: The ranks of all workers.
@@ -152,8 +152,8 @@ def rules_of(
         max_deaths: See `Rules`.
 
     Raises:
-        TypeError: One is of a wrong type.
-        ValueError: One is out of range.
+        TypeError: An argument has a wrong type.
+        ValueError: An argument is out of range.
     """
     if worker is not None and whole("worker", worker, least=0) >= len(workers):
         raise ValueError(f"`worker` must be between 0 and {len(workers) - 1}, got {worker}")
@@ -182,7 +182,7 @@ class ClosureEnd(NamedTuple):
 
     Attributes:
         closure: The closure.
-        end: Only a RESULT has changed anything, but for such an ERROR.
+        end: The kind of the end. Only a RESULT has changed variables, and such an ERROR.
         payload: The pickled result, or exception; empty for a cancelled one.
         traceback: The text of the exception.
     """
@@ -199,7 +199,7 @@ class ResourceEnd(NamedTuple):
     Attributes:
         resource: The resource.
         worker: The rank of the worker.
-        end: How.
+        end: The kind of the end.
         error: The pickled exception.
         traceback: Its text.
     """

@@ -17,14 +17,14 @@ class WorkerRecord:
     """A worker that is not lost.
 
     Attributes:
-        rank: Its rank. That of a lost one is never used again.
+        rank: The rank of the worker. The rank of a lost worker is never used again.
         known: The objects that were sent to it and not discarded: kinds and numbers.
         slots: The closure in each of its slots, until that is applied or has failed.
         running: The closures that it was sent and has not returned, in their order.
         finished: The closures that it has finished and that are not decided, in their order.
         building: The resources that it was asked to make and has not made.
         ended: The iterators over its own data that have ended, as resources.
-        since: When it began what it is doing.
+        since: The time at which it began its present work.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class WorkerRecord:
     since: float = 0.0
 
     def define(self, work: Work) -> list[Send]:
-        """Local. Send all that this worker needs for some work and has not got."""
+        """Local. The messages with all objects that this worker needs for some work and does not have."""
         names = work.named
         if work.function[:2] not in self.known:
             # A worker that has a function has what the function names.
@@ -47,7 +47,7 @@ class WorkerRecord:
         return [Send(self.rank, Define(*name)) for name in missing]
 
     def discard(self, kind: str, number: int) -> list[Send]:
-        """Local. Let this worker forget something, if it has got it."""
+        """Local. Let this worker forget an object, if it has it."""
         if (kind, number) not in self.known:
             return []
         self.known.remove((kind, number))
@@ -71,16 +71,16 @@ class WorkerRecord:
 
 @dataclass
 class FreeWorkers:
-    """The workers that can be given a closure. Free longest is first.
+    """The workers that can be given a closure; the one that is free for the longest time is first.
 
     Attributes:
-        by_running: The ranks of those that run no closure, and of those that run one.
+        by_running: The ranks of the workers that run no closure, and of those that run one.
     """
 
     by_running: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
 
     def note(self, worker: WorkerRecord) -> None:
-        """Local. Put a worker where it belongs, after a change of it."""
+        """Local. Put a worker into the right list, after a change of it."""
         running = len(worker.running) if None in worker.slots else len(self.by_running)
         for number, ranks in enumerate(self.by_running):
             if number == running:
@@ -95,7 +95,7 @@ class FreeWorkers:
 
 
 class Start(NamedTuple):
-    """A closure is to be sent to a worker, which has a slot for it."""
+    """A closure that is to be sent to a worker, which has a slot for it."""
 
     worker: WorkerRecord
     closure: int
@@ -122,13 +122,13 @@ class WorkerTable:
         return worker
 
     def lose(self, rank: int) -> WorkerRecord | None:
-        """Local. Remove a worker; any other one may take what was bound to it. None if it was not there."""
+        """Local. Remove and return a worker, None if it is unknown; any other one may take closures bound to it."""
         self._free.remove(rank)
         self.waiting.unbind(rank)
         return self.by_rank.pop(rank, None)
 
     def put(self, closure: int, rules: Rules, data: tuple[int, ...]) -> None:
-        """Local. Let a closure wait for a worker, or for its own one while that lives."""
+        """Local. Let a closure wait for a worker, or for its own worker while that is alive."""
         self.waiting.put(closure, rules.priority, rules.worker if rules.worker in self.by_rank else None, data)
 
     def have_left(self, data: tuple[int, ...]) -> bool:
@@ -144,7 +144,7 @@ class WorkerTable:
 
         Args:
             now: The time.
-            versions: Says which attempts may begin.
+            versions: The rules by which attempts may begin.
             prefetch: See `Closures`.
         """
         starts: list[Start] = []
@@ -163,7 +163,7 @@ class WorkerTable:
         return starts
 
     def returned(self, worker: WorkerRecord, now: float) -> None:
-        """Local. A worker has finished, or failed, the closure that it ran; the slot is still in use."""
+        """Local. Note that a worker has ended the closure that it ran; the slot is still in use."""
         worker.running.pop(0)
         worker.since = now
         self._free.note(worker)

@@ -21,12 +21,12 @@ def mean(place: ServedPlace, gradients: Sequence[tuple[AnyArray, float]], count:
 
     Args:
         place: The place of the variable.
-        gradients: Each flat and of the variable's dtype, with its factor; of a table rows, as of `rows.pack`, each
-            of them once. They are used up.
-        count: Number of updates that count; those that are not given are zeros.
+        gradients: The gradients, each flat and of the variable's dtype, with its factor; of a table rows, packed by
+            `rows.pack`, each of them once. They are overwritten.
+        count: The number of updates that count; gradients that are not given count as zeros.
 
     Returns:
-        As one of them.
+        The mean, in the form of one of the gradients.
     """
     dtype = np.dtype(place.dtype)
     if place.block_rows:

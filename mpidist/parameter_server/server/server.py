@@ -1,4 +1,4 @@
-"""The role of a parameter server: it holds variables, and applies what the coordinator commits."""
+"""The role of a parameter server: it holds variables, and applies the updates that the coordinator commits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from mpidist.parameter_server.protocol.messages import (
 )
 from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.server.mean_of_round import mean
-from mpidist.parameter_server.server.snapshot import Cutting, Saver, TableRows
+from mpidist.parameter_server.server.snapshot import Saver, TableRows, Unsaved
 from mpidist.parameter_server.server.staging import Action, Apply, ApplyRound, Free, Staging
 from mpidist.variables.making.initial import fill_in_pieces
 from mpidist.variables.update.compiled import TABLE_SHARE
@@ -53,9 +53,9 @@ class VariableServer:
 
     Args:
         station: The station of this process.
-        coordinator: Its rank.
+        coordinator: The rank of the coordinator.
         slots: The slots of the heap.
-        copy_bytes: The bytes that it copies while a checkpoint is saved.
+        copy_bytes: The number of bytes that it copies at most while a checkpoint is saved.
 
     Raises:
         HeapFullError: There is no memory for the slots.
@@ -70,14 +70,14 @@ class VariableServer:
         for begin in range(0, len(slots.ranks) * SLOTS * slots.slot_bytes, slots.slot_bytes):
             self._reserve(begin, first, first)
         self._staging = Staging(coordinator)
-        self._cutting = Cutting(copy_bytes)
+        self._unsaved = Unsaved(copy_bytes)
         self._saver: Saver | None = None
         self._variables: dict[int, HeapVariable] = {}
         self._updates: dict[int, Updates] = {}
         # The pickled errors of updates that are being applied, by closure and attempt.
         self._refused: dict[tuple[int, int], bytes] = {}
         self._calls: dict[str, Callable[..., Any]] = {
-            "create": self._create_all, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
+            "create": self._create_all, "plan": self._plan, "copy": self._copy, "begin": self._begin,
             "show": self._show, "rows": self._rows, "reserve": self._reserve, "several": self._several,
         }
         self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
@@ -86,18 +86,18 @@ class VariableServer:
         station.route([Ping, *((Discard, kind) for kind in self._dropped)], self.take_other)
 
     def take(self, sender: int, message: Message) -> None:
-        """Local. Take what is about updates."""
+        """Local. Process a message about updates."""
         actions = self._staging.take(sender, message)
         if self._saver is None:
             for action in actions or ():
                 self._do(action)
         elif actions is not None:
-            # All in their order: an update that must wait for the cut also delays later ones.
-            self._cutting.add(actions)
+            # All in their order: an update that must wait for the snapshot also delays later ones.
+            self._unsaved.add(actions)
             self._go_on(self._saver)
 
     def take_other(self, sender: int, message: Message) -> None:
-        """Local. Take a question, or what the program has dropped."""
+        """Local. Process a question, or a message about a dropped object."""
         if isinstance(message, Call):
             self._station.answer(sender, message, self._calls[message.name])
         elif isinstance(message, Ping):
@@ -121,12 +121,12 @@ class VariableServer:
         elif isinstance(action, Free):
             self._free(action.worker, action.slot)
         else:
-            self._saver = saver = Saver(action, self._variables, self._cutting)
+            self._saver = saver = Saver(action, self._variables, self._unsaved)
             self._station.go_on_with(lambda: self._go_on(saver))
 
     def _go_on(self, saver: Saver) -> None:
-        """Do what waits, as far as the copies for the cut allow it; notify the coordinator when the cut is saved."""
-        # Looked at first: nothing waits any more for a cut that is over.
+        """Do waiting actions as far as the copies for the snapshot allow it; report when it is saved."""
+        # Looked at first: nothing waits any more for a snapshot that is over.
         done = saver.done
         while (action := saver.next(self._changed_by)) is not None:
             self._do(action)
@@ -149,7 +149,7 @@ class VariableServer:
     def _changes(
         self, action: Apply | ApplyRound
     ) -> Iterator[tuple[Commit | CommitPart, Change, AnyArray, CommitStep | None]]:
-        """The changes that an update makes, with whose they are, their arrays, and their steps if they are some."""
+        """The changes that an update makes, with their variables, their arrays, and their steps if they have some."""
         parts: list[tuple[Commit | CommitPart, int, tuple[CommitStep, ...]]]
         if isinstance(action, ApplyRound):
             parts = [
@@ -177,7 +177,7 @@ class VariableServer:
 
     @np.errstate(all="ignore")
     def _apply_round(self, action: ApplyRound) -> None:
-        """Apply what functions have changed otherwise, in their order, and then the means of their gradients."""
+        """Apply the functions' other changes, in their order, and then the means of their gradients."""
         gradients: dict[tuple[CommitStep, int], list[tuple[AnyArray, float]]] = {}
         for part, change, array, step in self._changes(action):
             if step is None:
@@ -244,7 +244,7 @@ class VariableServer:
         self, optimizer: int, kernel: Kernel | LayerKernel, options: OptimizerOptions,
         slots: Mapping[int, Sequence[int]],
     ) -> None:
-        """Know an optimizer: for the number of each variable the numbers of its state."""
+        """Take an optimizer, with the numbers of the state for the number of each variable."""
         states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
         places = [self._variables[number].place for number in slots]
         largest = max((place.bytes // (TABLE_SHARE if place.block_rows else 1) for place in places), default=0)
@@ -259,7 +259,7 @@ class VariableServer:
     def _show(self, number: int) -> None:
         self._variables[number].show()
 
-    def _snapshot(self, number: int) -> AnyArray | None:
+    def _copy(self, number: int) -> AnyArray | None:
         """A version of a variable that changes too fast for others to read it; None while it is restored in place."""
         variable = self._variables[number]
         return None if isinstance(variable, HeapTable) and variable.is_open else np.array(variable.current)
@@ -267,7 +267,7 @@ class VariableServer:
     def _several(self, asked: Sequence[tuple[int, int]]) -> tuple[list[int], bytes]:
         """The versions of several variables between two updates, and the bytes of those whose known version is another.
 
-        What is not here any more has version -1.
+        Variables that are not here any more have version -1.
         """
         found = [(self._variables.get(number), known) for number, known in asked]
         versions = [-1 if variable is None else int(variable.words[VERSION]) for variable, _ in found]

@@ -1,4 +1,4 @@
-"""The cut of a checkpoint on a server: its state after one commit is saved, while later commits change it.
+"""The snapshot of a checkpoint on a server: its state after one commit is saved, while later commits change it.
 
 Variables are saved block by block. A commit that changes a block which is not saved yet copies it first. When the
 copies have reached their limit it waits, and so do later ones, until enough is saved.
@@ -18,7 +18,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.parameter_server.heap.dense import HeapVariable
-from mpidist.parameter_server.protocol.messages import CutDone
+from mpidist.parameter_server.protocol.messages import SnapshotDone
 from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.server.staging import Action, Apply, ApplyRound, Save
 from mpidist.variables.variable import Read
@@ -53,7 +53,7 @@ class TableRows(NamedTuple):
 
 
 class SavedShare(Protocol):
-    """The part of a cut that one server saves. It comes from the coordinator by pickle."""
+    """The part of a snapshot that one server saves. It comes from the coordinator by pickle."""
 
     def blocks(self) -> Mapping[ElementRange, int]:
         """Local. The arrays that will be read, with their numbers of bytes, in that order."""
@@ -63,20 +63,20 @@ class SavedShare(Protocol):
         """Local. Save it.
 
         Args:
-            read: For the number of a variable, what gives its blocks, each of them once.
+            read: A function of the number of a variable that returns a reader of its blocks, each of them once.
 
         Returns:
-            What the coordinator is to know, picklable.
+            The answer to the coordinator, picklable.
         """
         ...
 
 
 class Ready(NamedTuple):
-    """The next thing to do.
+    """The next action.
 
     Attributes:
-        action: What.
-        copies: The blocks to be copied before, in the same moment.
+        action: The action.
+        copies: The blocks to be copied before it, in the same moment.
     """
 
     action: Action
@@ -84,11 +84,11 @@ class Ready(NamedTuple):
 
 
 @dataclass
-class Cutting:
-    """The rest of a cut that is to be saved, and what waits for that. A pure state machine.
+class Unsaved:
+    """The rest of a snapshot that is to be saved, and the actions that wait for that. A pure state machine.
 
     Args:
-        limit: The bytes of copies.
+        limit: The largest number of bytes of copies.
 
     Attributes:
         live: The blocks that are neither saved nor copied, with their bytes.
@@ -108,11 +108,11 @@ class Cutting:
             blocks: See `SavedShare.blocks`.
 
         Raises:
-            RuntimeError: The cut before is not saved yet.
+            RuntimeError: The previous snapshot is not saved yet.
         """
         if self.live or self.copied:
             left = len(self.live) + len(self.copied)
-            raise RuntimeError(f"a cut begins while {left} blocks of another one are not saved")
+            raise RuntimeError(f"a snapshot begins while {left} blocks of another one are not saved")
         self.live.update(blocks)
 
     def add(self, actions: Iterable[Action]) -> None:
@@ -141,32 +141,32 @@ class Cutting:
         return Ready(action, copies)
 
     def saved(self, block: ElementRange) -> None:
-        """Local. A block is saved: what waits for it may continue."""
+        """Local. Note that a block is saved: actions that wait for it may continue."""
         self.live.pop(block, None)
         self.copied.pop(block, None)
 
     def end(self) -> None:
-        """Local. Nothing more is to be saved."""
+        """Local. End the snapshot: nothing more is to be saved."""
         self.live.clear()
         self.copied.clear()
 
 
 class Saver:
-    """Local. Saves a cut in a thread of its own.
+    """Local. Saves a snapshot in a thread of its own.
 
     Args:
         save: The values to save.
         variables: The variables of this server, by number.
-        cutting: The state of this server; no other code uses it before `done`.
+        unsaved: The state of this server; no other code uses it before `done`.
 
     Attributes:
-        done: The message to the coordinator, when all is over.
+        done: The message to the coordinator, when the snapshot is saved; None before.
     """
 
-    def __init__(self, save: Save, variables: Mapping[int, HeapVariable], cutting: Cutting) -> None:
-        self.done: CutDone | None = None
+    def __init__(self, save: Save, variables: Mapping[int, HeapVariable], unsaved: Unsaved) -> None:
+        self.done: SnapshotDone | None = None
         self._number = save.number
-        self._cutting = cutting
+        self._unsaved = unsaved
         self._lock = threading.Lock()
         self._live: dict[int, AnyArray] = {}
         self._copies: dict[ElementRange, AnyArray] = {}
@@ -178,16 +178,16 @@ class Saver:
         except Exception as error:  # it is the coordinator's to raise
             self.done = self._failed(error)
             return
-        cutting.begin(blocks)
+        unsaved.begin(blocks)
         if share is None:
-            self.done = CutDone(self._number, pickle.dumps(None))
+            self.done = SnapshotDone(self._number, pickle.dumps(None))
         else:
             threading.Thread(target=self._run, args=(share,), name="mpidist-saver", daemon=True).start()
 
     def next(self, changed_by: Callable[[Apply | ApplyRound], Collection[int | TableRows]]) -> Action | None:
-        """Local. The next action that can be done, as of `Cutting`. What it changes has been copied."""
+        """Local. The next action that can be done, see `Unsaved`. The blocks that it changes have been copied."""
         with self._lock:
-            ready = self._cutting.next(changed_by)
+            ready = self._unsaved.next(changed_by)
             if ready is None:
                 return None
             for block in ready.copies:
@@ -196,15 +196,15 @@ class Saver:
 
     def _run(self, share: SavedShare) -> None:
         try:
-            done = CutDone(self._number, pickle.dumps(share.write(self._reader)))
+            done = SnapshotDone(self._number, pickle.dumps(share.write(self._reader)))
         except BaseException as error:  # as above
             done = self._failed(error)
         with self._lock:
-            self._cutting.end()
+            self._unsaved.end()
         self.done = done
 
-    def _failed(self, error: BaseException) -> CutDone:
-        return CutDone(self._number, portable(error), traceback.format_exc())
+    def _failed(self, error: BaseException) -> SnapshotDone:
+        return SnapshotDone(self._number, portable(error), traceback.format_exc())
 
     def _reader(self, number: int) -> Read:
         return lambda low, high: self._read(ElementRange(number, low, high))
@@ -215,5 +215,5 @@ class Saver:
             if copy is None:
                 # Only now it may be changed: the disk takes longer than this copy.
                 copy = np.array(self._live[block.variable][block.low : block.high])
-            self._cutting.saved(block)
+            self._unsaved.saved(block)
         return copy

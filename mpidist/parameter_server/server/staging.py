@@ -1,4 +1,4 @@
-"""Staging: what a server holds between push and commit. A state machine that neither communicates nor calculates.
+"""Staging: the updates that a server holds between push and commit. A pure state machine.
 
 Messages go in, and what is to be done comes out, in order: messages to send, updates to apply, a state to save. An
 update of a worker is staged until the coordinator commits it. A fence drops what the lost worker has staged, and all
@@ -32,7 +32,7 @@ class Apply(NamedTuple):
 
     Attributes:
         commit: The update, and its steps.
-        slot: The worker's slot in which it is.
+        slot: The worker's slot that holds the update.
         pushes: The number of its parts, in the order of their ordinals.
     """
 
@@ -42,12 +42,12 @@ class Apply(NamedTuple):
 
 
 class ApplyRound(NamedTuple):
-    """The updates of a round are to be applied as one, and their slots marked as free; as of `Apply`.
+    """The updates of a round are to be applied as one, and their slots marked as free; see `Apply`.
 
     Attributes:
         round: The updates, and their steps.
-        slots: For each part the slot of its worker in which it is.
-        pushes: For each part the number of its own parts.
+        slots: The slot that holds each part.
+        pushes: The number of pushes of each part.
     """
 
     round: Round
@@ -63,7 +63,7 @@ class Free(NamedTuple):
 
 
 class Save(NamedTuple):
-    """The state is to be saved as it is after this commit; `CutDone` is to be sent when it is.
+    """The state is to be saved as it is after this commit; `SnapshotDone` is to be sent when it is.
 
     Attributes:
         number: The number of the commit.
@@ -79,7 +79,7 @@ Action: TypeAlias = Send | Apply | ApplyRound | Free | Save
 
 @dataclass
 class _Staged:
-    """The pushes of an attempt: their slot, how many parts, and whether these are all."""
+    """The pushes of an attempt: their slot, the number of parts, and whether these are all."""
 
     slot: int
     pushes: int = 0
@@ -96,7 +96,7 @@ class Staging:
     Attributes:
         staged: The attempts (closure, attempt) of each worker that are staged.
         fenced: Workers that are lost. Their ranks are never used again.
-        number: The last commit, or cut.
+        number: The last commit, or snapshot.
     """
 
     coordinator: int
@@ -192,7 +192,7 @@ class Staging:
             self.staged.pop(message.worker, None)
 
     def _count(self, message: Commit | Round | SnapshotRequest) -> None:
-        """Take the number of a commit, which must be new, or of a cut, which may be that of the last commit."""
+        """Take the number of a commit, which must be new, or of a snapshot, which may be that of the last commit."""
         if message.number < self.number + (not isinstance(message, SnapshotRequest)):
             raise _broken(self.coordinator, message, f"a number after {self.number}")
         self.number = message.number

@@ -1,4 +1,4 @@
-"""The iterator over a worker's own dataset, which says when it has ended, and how far it has come."""
+"""The iterator over a worker's own dataset, which reports its end, and its position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpidist.errors import EndOfDataError
 
 
 class OwnDataEnd(StopIteration):
-    """The end of a worker's own data. Pickled, it is the error of a fetch of the function's value.
+    """The end of a worker's own data. After pickling it is the error that `RemoteValue.get` raises.
 
     Args:
         number: The number of the iterator, as a resource.
@@ -39,11 +39,11 @@ class PassPart(NamedTuple):
 
     Attributes:
         pipelines: The number of workers among which the data was dealt when the pass began.
-        pipeline: The one of them whose dataset has the elements.
+        pipeline: The worker among them whose dataset has the elements.
         start: The number of the first element in this dataset's pass.
         stride: The distance to the next one: more than 1 where several workers share what one of them had left.
-        pass_state: The pass itself, such as its number and the seeds of its order; as of an iterator's `state`, without
-            the place in it. Empty for a pass that has not begun.
+        pass_state: The pass itself, such as its number and the seeds of its order: an iterator's `state` without the
+            place in it. Empty for a pass that has not begun.
     """
 
     pipelines: int
@@ -74,7 +74,7 @@ class PassPart(NamedTuple):
             dataset: The dataset that has the elements.
 
         Raises:
-            ValueError: It is another one than when the position was saved.
+            ValueError: The dataset is another one than when the position was saved.
         """
         iterator: DatasetIterator = iter(dataset)
         state = {**iterator.state(), **self.pass_state, "batch": self.start}
@@ -94,19 +94,19 @@ class PassPart(NamedTuple):
 
 
 def pass_state_of(iterator: DatasetIterator) -> dict[str, int]:
-    """Local. As `PassPart.pass_state`."""
+    """Local. The state of an iterator's pass; see `PassPart.pass_state`."""
     return {name: number for name, number in iterator.state().items() if name != "batch"}
 
 
 class OwnIterator(Iterator[Any]):
-    """The iterator of a worker over its own dataset; it has all that the dataset's iterator has.
+    """The iterator of a worker over its own dataset; it has all attributes of the dataset's iterator.
 
     Args:
         dataset: The dataset, from its beginning.
-        parts: The parts that it reads instead, one after another: each opens a part.
+        parts: The parts that it reads instead, one after another: functions that open them.
 
     Attributes:
-        number: Its number as a resource; 0 before the worker knows it.
+        number: The number of the iterator, as a resource; 0 before the worker knows it.
     """
 
     def __init__(self, dataset: Iterable[Any], parts: Iterable[Callable[[], Iterator[Any]]] | None = None) -> None:
@@ -120,7 +120,7 @@ class OwnIterator(Iterator[Any]):
         self._open_next()
 
     def be_resource(self, number: int) -> None:
-        """Local. Have the number of a resource: the function that makes it does not know it."""
+        """Local. Set the number of the resource, which the function that makes it does not know."""
         self.number = number
 
     def __next__(self) -> Any:
@@ -164,7 +164,7 @@ class OwnIterator(Iterator[Any]):
         return self._part, self._elements.taken if isinstance(self._elements, DatasetIterator) else 0
 
     def news(self) -> tuple[Any, ...] | None:
-        """Local. The news for the coordinator: `(number, part, place)`, then a new pass; None if nothing is."""
+        """Local. The news for the coordinator: `(number, part, place)`, then a new pass; None if there is none."""
         if not isinstance(self._elements, DatasetIterator) or (self.place == self._told and not self._is_new_pass):
             return None
         self._told = self.place
@@ -173,12 +173,12 @@ class OwnIterator(Iterator[Any]):
         return self.number, *self.place, *new
 
     def take_over(self, other: OwnIterator) -> None:
-        """Local. Become another one. Functions that were sent have captured this object."""
+        """Local. Take the content of another iterator. Functions that were sent have captured this object."""
         self.close()
         vars(self).update(vars(other))
 
     def fail(self, error: BaseException) -> None:
-        """Local. Raise an error in place of all elements: this could not be made again."""
+        """Local. Raise an error in place of all elements: this iterator could not be made again."""
 
         def raise_it() -> Iterator[Any]:
             raise error

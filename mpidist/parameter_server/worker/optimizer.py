@@ -49,7 +49,7 @@ class _Share(NamedTuple):
 
     Attributes:
         part: The variable.
-        indices: The indices of a table the rows, each of them once.
+        indices: The indices of the rows of a table, each of them once; None for another variable.
         array: The gradient, or that of these rows.
     """
 
@@ -62,7 +62,7 @@ class _Cut(NamedTuple):
     """The gradient of a variable.
 
     Attributes:
-        array: The whole; of a table that of its rows.
+        array: The whole gradient; of a table that of its rows.
         shares: The shares of the shards.
     """
 
@@ -145,7 +145,7 @@ class WorkerPlan:
         return [_cut(variable, gradient)]
 
     def flush(self, count: int, settings: UpdateSettings) -> bool:
-        """Local. Nothing: gradients are not accumulated over closures."""
+        """Local. Do nothing: gradients are not accumulated over closures."""
         del count, settings
         return True
 
@@ -155,11 +155,11 @@ class WorkerPlan:
         raise RuntimeError("finalize_variable_values is called on the coordinator, after `join`")
 
     def state(self) -> dict[str, Any]:
-        """Local. Nothing."""
+        """Local. Empty: the state is on the servers."""
         return {}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Local. Nothing."""
+        """Local. Do nothing: the state is on the servers."""
 
 
 def _cut(variable: BaseVariable, gradient: Gradient) -> _Cut:
@@ -194,11 +194,11 @@ def _merged(variable: BaseVariable, gradient: Gradient) -> IndexedSlices:
 
 
 class Stepping(Protocol):
-    """A worker, as its optimizers need it.
+    """The part of a worker that its optimizers use.
 
     Attributes:
         lock: See `OwnThreads`.
-        communicator: This process alone.
+        communicator: The communicator of this process alone.
         apply: See `Worker.apply`.
     """
 
@@ -215,10 +215,10 @@ class Builder:
     """Builds the optimizers of one worker, as the coordinator has built them, or is asked to.
 
     Args:
-        worker: Their steps are its changes; asking is its turn.
+        worker: The worker of the optimizers, which makes their steps.
         station: The station of the worker.
         coordinator: The rank of the coordinator.
-        find: Gives the variable of a handle.
+        find: A function that returns the variable of a handle.
     """
 
     def __init__(
@@ -235,9 +235,9 @@ class Builder:
         """Local. An optimizer of the coordinator.
 
         Args:
-            number: The number of its plan; of one that is not built, the number by which to ask for it.
+            number: The number of its plan; for an optimizer that is not built, the number by which to ask for it.
             described: The description of `Names.name_of`.
-            is_built: Whether it is built.
+            is_built: Whether the optimizer is built.
         """
         kernel, options, name, *variables = described
         optimizer = WorkerOptimizer(kernel, name=name, builder=self, key=0 if is_built else number, **options)
@@ -247,7 +247,7 @@ class Builder:
 
     @contextlib.contextmanager
     def during(self, number: int, name: str) -> Iterator[None]:
-        """Local. Surround the building of an optimizer."""
+        """Local. Inside, an optimizer is built."""
         self._planned = number, name
         try:
             yield
@@ -258,7 +258,7 @@ class Builder:
         """Local. The plan of the optimizer that is being built.
 
         Raises:
-            ValueError: It is one that a function has made, which has no state on servers.
+            ValueError: A function has made the optimizer, which has no state on servers.
         """
         if self._planned is None:
             raise ValueError(
@@ -287,7 +287,7 @@ class WorkerOptimizer(Optimizer):
     Args:
         kernel: The arithmetic.
         name: A name for display and errors.
-        builder: Builds it.
+        builder: The builder of the optimizer.
         key: The number by which to ask for it, where the coordinator has not built it; 0 where it has.
         options: See `Optimizer`.
     """
@@ -320,7 +320,7 @@ class WorkerOptimizer(Optimizer):
         )
 
     def build_as(self, number: int, variables: Sequence[BaseVariable]) -> UpdatePlan:
-        """Local. Be the optimizer of a plan of the coordinator.
+        """Local. Take the plan of the coordinator's optimizer.
 
         Args:
             number: The number of the plan.

@@ -36,9 +36,9 @@ class _Pulls:
 
     Args:
         do: The closure.
-        groups: The variables, in the order of their reading. Of a group all are pulled before the closure ahead has
+        groups: The variables, in the order of their reading. Of a group all are pulled before the running closure has
             ended, or none: they are shards of one variable.
-        begin: Begins to read one.
+        begin: A function that begins to read a variable.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class _Pulls:
         self._values: dict[int, Value] = {}
 
     def go_on(self) -> ServedPlace | None:
-        """Local. The variable that is pulled next; None if all are there."""
+        """Local. The variable that is pulled next; None if all are present."""
         return next(iter(self._left.values()), None)
 
     def pull(self, place: ServedPlace) -> None:
@@ -74,7 +74,7 @@ class _Pulls:
         return self._left.get(number), self._values.get(number)
 
     def settle(self) -> None:
-        """Local. The closure ahead has ended: drop the groups that are not whole."""
+        """Local. Drop the groups that are not whole: the running closure has ended."""
         for number in [one for one in self._left if len(self._groups[one]) > 1]:
             self.drop(number)
 
@@ -92,10 +92,10 @@ class Ahead:
     Args:
         station: The station of this process.
         known: The last value of each variable that this worker has read, by number.
-        next_do: Gives the closure that waits for the one that runs, if it has come.
+        next_do: A function that returns the next closure of this worker, if it has come.
 
     Attributes:
-        lock: To use the window.
+        lock: The right to use the window.
     """
 
     def __init__(self, station: Station, known: dict[int, Value], next_do: Callable[[], Do | None]) -> None:
@@ -128,10 +128,10 @@ class Ahead:
 
     @contextlib.contextmanager
     def during(self, do: Do) -> Iterator[None]:
-        """Local. Surround a function: the window is its own only where it says `with lock`.
+        """Local. Inside, a function runs: it has the window only within `with lock`.
 
         Args:
-            do: Its closure.
+            do: The closure of the function.
         """
         pulls, self._next = self._next, None
         self._pulls = pulls if pulls is not None and pulls.name == do[:2] else None
@@ -177,7 +177,7 @@ class Ahead:
         return None
 
     def note_change(self, number: int) -> None:
-        """Local. The closure that runs assigns to a variable, adds to it or scatters: the next one is to see that."""
+        """Local. Note that the running closure assigns, adds or scatters: the next closure must read that."""
         if self._is_possible:
             self._changed.add(number)
             self._drop(number)
@@ -187,7 +187,7 @@ class Ahead:
         self._shards.update(dict.fromkeys(numbers, numbers))
 
     def forget(self, kind: str, number: int) -> None:
-        """Local. The program has dropped something; see `Discard`."""
+        """Local. Forget an object that the program has dropped; see `Discard`."""
         if kind == "function":
             self._last.pop(number, None)
         elif kind == "variable":
@@ -202,13 +202,13 @@ class Ahead:
         self._is_possible = False
 
     def end(self) -> None:
-        """Local. End the thread, outside any closure, and let go of all memory."""
+        """Local. End the thread, outside any closure, and release all memory."""
         self.stop()
         self.lock.end()
         self._replaced.clear()
 
     def _settle(self) -> None:
-        """The function has ended."""
+        """Prepare the next function: this one has ended."""
         if self._next is not None:
             self._next.settle()
         if self._failure is not None:

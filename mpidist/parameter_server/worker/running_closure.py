@@ -35,7 +35,7 @@ class Added(NamedTuple):
 
     Attributes:
         kind: "add" or "sub", as of `Change`.
-        place: Where on the server what was added is.
+        place: The place of the added array on the server.
     """
 
     kind: str
@@ -46,14 +46,14 @@ class RunningClosure:
     """The reads and the changes of a running closure.
 
     Args:
-        do: Its message.
+        do: The message of the closure.
 
     Attributes:
-        do: The same.
+        do: The constructor's argument.
         pushed: The pushes to servers, by their ranks.
-        optimizers: The numbers of those whose steps it makes, in their order.
+        optimizers: The numbers of the optimizers whose steps it makes, in their order.
         values: The values of variables, by number, as this closure reads them.
-        added: By the numbers of variables, what was changed and is not in `values`, since most closures never read it.
+        added: The changes that are not in `values`, by the numbers of variables, since most closures never read them.
         stepped: The names of optimizers, by the numbers of the variables that they will change on the servers.
     """
 
@@ -73,7 +73,7 @@ class RunningClosure:
             number: The number of the variable.
             name: The name of the variable.
             numbers: See `RowChanges.add`.
-            values: Likewise.
+            values: See `RowChanges.add`.
         """
         added = self.added.setdefault(number, [])
         last = added[-1] if added else None
@@ -104,15 +104,15 @@ class Reads:
         self._function = 0
 
     def begin(self, function: int) -> None:
-        """Local. A function begins."""
+        """Local. Note that a function begins."""
         self._function, self._now = function, {}
 
     def end(self) -> None:
-        """Local. It has ended."""
+        """Local. Note that the function has ended."""
         self._last[self._function] = self._now
 
     def forget(self, kind: str, number: int) -> None:
-        """Local. The program has dropped something; see `Discard`."""
+        """Local. Forget an object that the program has dropped; see `Discard`."""
         if kind == "function":
             self._last.pop(number, None)
         elif kind == "variable":
@@ -121,7 +121,7 @@ class Reads:
                 read.pop(number, None)
 
     def note(self, place: ServedPlace) -> None:
-        """Local. The function reads a variable."""
+        """Local. Note that the function reads a variable."""
         if place.bytes <= _SMALL_BYTES and not place.block_rows:
             self._now[place.number] = place
 
@@ -130,7 +130,7 @@ class Reads:
 
         Args:
             place: The place of the variable.
-            had: The numbers of the variables that the function has already; each is in one of these.
+            had: Collections with the numbers of the variables that the function has already.
             is_alone: Whether others are fetched in another way.
         """
         others = [] if is_alone else self._others(place, had)
@@ -190,16 +190,16 @@ class OwnUpdates:
         self._unapplied: dict[int, set[int]] = {server: set() for server in servers}
 
     def begin(self, slot: int) -> None:
-        """Local. A closure begins that has this slot: it is free, though this worker may not have looked."""
+        """Local. Note that a closure begins that has this slot: it is free, though this worker may not have looked."""
         for unapplied in self._unapplied.values():
             unapplied.discard(slot)
 
     def note(self, server: int, slot: int) -> None:
-        """Local. A closure has ended, and a server is to apply what is in this slot."""
+        """Local. Note that a closure has ended, and a server is to apply the content of this slot."""
         self._unapplied[server].add(slot)
 
     def wait(self, server: int) -> None:
-        """Local. Wait until a server has applied what this worker has finished: a closure reads all earlier changes.
+        """Local. Wait until a server has applied this worker's finished closures: a closure reads all earlier changes.
 
         Raises:
             DeadRankError: The server is dead, or this worker counts as lost.
@@ -207,10 +207,10 @@ class OwnUpdates:
         unapplied = self._unapplied[server]
         if not unapplied:
             return
-        with self._station.awaited((server,), "apply what this worker has finished"):
+        with self._station.awaited((server,), "apply this worker's finished closures"):
             while unapplied:
                 unapplied -= {offset for offset in unapplied if is_free(self._station.window, server, offset)}
                 if unapplied:
                     self._station.step()
                 if self._is_fenced():
-                    raise DeadRankError("the coordinator has declared this worker lost and drops what it has finished")
+                    raise DeadRankError("the coordinator has declared this worker lost and discards its finished work")

@@ -1,4 +1,4 @@
-"""Sent functions: what a function has captured is the same at each of its calls, whichever worker runs it.
+"""Sent functions: the captured objects of a function are the same at each of its calls, whichever worker runs it.
 
 Arrays cannot be written. Lists, dicts and sets, and names bound to them or to plain values, are compared after each
 call: a change is undone, and is an error. Large ones cannot be changed at all, since comparing them would take longer
@@ -30,12 +30,12 @@ _WAY_OUT = (
 
 
 class _Name(NamedTuple):
-    """A name that a function uses, and what it was bound to.
+    """A name that a function uses, and the object to which it was bound.
 
     Attributes:
         name: A name for display and errors.
-        get: Gives what it is bound to now.
-        bind: Binds it to something.
+        get: A function that returns the object to which it is bound now.
+        bind: A function that binds it to an object.
         value: The object to which it was bound.
     """
 
@@ -46,12 +46,12 @@ class _Name(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """A container, and what was in it.
+    """A container, and its content at the beginning.
 
     Attributes:
         name: The name by which the function refers to it.
-        container: Itself.
-        content: A copy; nothing in it is copied.
+        container: The container.
+        content: A shallow copy of the container.
     """
 
     name: str
@@ -64,7 +64,7 @@ class SentFunction:
 
     Args:
         function: The loaded function.
-        own: Values of the worker's own, which the function may change.
+        own: The worker's own values, which the function may change.
     """
 
     def __init__(self, function: Callable[..., Any], own: Sequence[object] = ()) -> None:
@@ -80,7 +80,7 @@ class SentFunction:
         """Local. Call the function.
 
         Raises:
-            TypeError: It has changed what it was sent with, which is undone.
+            TypeError: The function has changed an object that it captured; the change is undone.
         """
         try:
             result = self._function(*args, **kwargs)
@@ -97,7 +97,7 @@ class SentFunction:
         return result
 
     def _restore(self) -> str:
-        """Undo what the function has changed; returns the name of one such thing, if there is one."""
+        """Undo the function's changes; return the name of a changed object, if there is one."""
         changed = ""
         for one in self._names:
             value = _value_of(one)

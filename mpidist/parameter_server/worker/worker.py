@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -56,14 +56,14 @@ from mpidist.variables.whole_numbers import METHODS, changed
 
 
 class Worker(ServedHome, OwnThreads):
-    """The closures of one worker. It is also the home of variables, as they see it.
+    """The closures of one worker. It is also the home of variables for these closures.
 
     Args:
         station: The station of this process.
-        coordinator: Its rank.
+        coordinator: The rank of the coordinator.
         slots: The slots of each heap.
         servers: The ranks of the servers.
-        context: Which worker this is, and of how many.
+        context: The index of this worker, and the number of workers.
         is_relaxed: Whether a read in a closure may mix two versions of a variable.
 
     Attributes:
@@ -105,7 +105,7 @@ class Worker(ServedHome, OwnThreads):
             station.route([Fence], self.take)
 
     def take(self, _: int, message: Message) -> None:
-        """Local. Take what the coordinator says. Closures wait for `work`: this may be in the middle of one."""
+        """Local. Process a message of the coordinator. Closures wait for `work`: one may be running now."""
         if isinstance(message, (Do, Build, Discard)):
             self._waiting.append(message)
         elif isinstance(message, Define):
@@ -117,7 +117,7 @@ class Worker(ServedHome, OwnThreads):
             self._ahead.stop()
 
     def work(self) -> bool:
-        """Local. Do what comes next, such as a closure; False if there is nothing."""
+        """Local. Do the next work, such as a closure; return False if there is none."""
         if not self._waiting:
             return False
         self.server = get_ident()
@@ -221,7 +221,7 @@ class Worker(ServedHome, OwnThreads):
         return found
 
     def _make(self, kind: str, number: int, described: Any) -> Any:
-        """Make a function, a variable or an optimizer of what the coordinator has sent."""
+        """Make a function, a variable or an optimizer from the coordinator's description."""
         if kind == "variable":
             return references.variable_of(self, *described)
         if kind == "function":
@@ -339,10 +339,10 @@ class Worker(ServedHome, OwnThreads):
         self.push("assign", place, read(0, place.size).reshape(place.shape))
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
-        """Local. Nothing: a closure counts as one anyway."""
+        """Local. Do nothing: a closure counts as one anyway."""
         return contextlib.nullcontext()
 
-    def begin_cut(self, shares: Mapping[int, Any]) -> None:
+    def begin_snapshot(self, shares: Mapping[int, Any]) -> Callable[[], dict[int, Any] | None]:
         """Local. Refuse.
 
         Raises:
@@ -351,9 +351,11 @@ class Worker(ServedHome, OwnThreads):
         del shares
         raise RuntimeError("a function that runs on a worker cannot save a checkpoint: save it on the coordinator")
 
-    def end_cut(self) -> dict[int, Any]:
-        """Local. Nothing."""
-        return {}
+    def look_at_snapshot(self) -> None:
+        """Local. Do nothing."""
+
+    def wait_for_snapshot(self) -> None:
+        """Local. Do nothing."""
 
     def device_of(self, place: ServedPlace) -> str:
         """Local. See `ServedHome.device_of`."""
@@ -364,8 +366,8 @@ class Worker(ServedHome, OwnThreads):
         """Local. Let the servers make a step of an optimizer when this closure is applied.
 
         Args:
-            optimizer: Its number.
-            name: Its name.
+            optimizer: The number of the optimizer.
+            name: The name of the optimizer.
             gradients: The gradients of variables, with factors.
         """
         closure = self._require_closure("gradients are applied")
@@ -391,4 +393,4 @@ class Worker(ServedHome, OwnThreads):
         return True
 
     def _end(self, *, is_collective: bool) -> None:
-        """Local. Nothing: the strategy ends the window."""
+        """Local. Do nothing: the strategy ends the window."""

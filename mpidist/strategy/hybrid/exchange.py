@@ -1,4 +1,4 @@
-"""The exchange between the leaders of groups: increments, which nobody waits for, and meetings, which all wait for.
+"""The exchange between the leaders of groups: increments, for which no group waits, and meetings, for which all wait.
 
 Everything travels as messages of a window. `get`, `put` and `flush` wait for the other rank, and that one may be
 stopped. One increment at most is unacknowledged for each other group. What is made meanwhile is added up in one buffer
@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,8 +25,9 @@ from mpidist.options import WindowOptions
 from mpidist.recorder.time_limits import limit_seconds, warn_seconds
 from mpidist.strategy.hybrid.outer import Flat, Place
 
-# The kind of a message, the number of the part, the number of the piece. What follows begins at a multiple of 16.
-_HEADER = struct.Struct("<B3xII4x")
+# The kind of a message, the numbers of the part and of the piece, and of how many windows it is the sum. What follows
+# begins at a multiple of 16.
+_HEADER = struct.Struct("<B3xIII")
 _INCREMENT, _ACKNOWLEDGED, _WORD, _HEARD, _LEFT = range(5)
 # Seconds between two looks for deaths, in a meeting.
 _LOOK_SECONDS = 0.05
@@ -43,34 +44,34 @@ class Receiver(Protocol):
 
     pieces: Sequence[Place]
 
-    def take(self, place: Place, increment: memoryview) -> None:
-        """Local. Add the piece of an increment to the parameters."""
+    def take(self, piece: int, increment: memoryview, windows: int) -> None:
+        """Local. Add a piece of the increments of some windows to the parameters."""
         ...
 
 
 class _Outbox:
-    """The increments that one other group has not got yet."""
+    """The increments that one other group has not received yet."""
 
     def __init__(self) -> None:
         # By the number of the part; and its pieces in which there is something, in the order of sending.
         self.sums: dict[int, Flat] = {}
-        self.waiting: dict[tuple[int, int], None] = {}
+        # The numbers of the windows that are in them.
+        self.waiting: dict[tuple[int, int], int] = {}
         self.is_under_way = False
 
     def discard(self, number: int) -> None:
-        """Local. Drop what there is of a part."""
+        """Local. Drop the increments of a part."""
         self.sums.pop(number, None)
-        self.waiting = {key: None for key in self.waiting if key[0] != number}
+        self.waiting = {key: windows for key, windows in self.waiting.items() if key[0] != number}
 
-    def begin_sending(self) -> tuple[int, int]:
-        """Local. The next part and piece, which count as under way from now on."""
-        key = next(iter(self.waiting))
-        del self.waiting[key]
+    def begin_sending(self) -> tuple[int, int, int]:
+        """Local. The next part and piece, which count as being sent from now on, and the number of windows in it."""
+        number, piece = next(iter(self.waiting))
         self.is_under_way = True
-        return key
+        return number, piece, self.waiting.pop((number, piece))
 
     def note_acknowledged(self) -> None:
-        """Local. Note that the other group has taken what was under way."""
+        """Local. Note that the other group has acknowledged the piece that was being sent."""
         self.is_under_way = False
 
 
@@ -79,7 +80,7 @@ class GroupExchange(Resource):
 
     Args:
         leaders: The leaders, in the order of their groups.
-        options: The transport.
+        options: The options of the transport.
 
     Attributes:
         sent_bytes: The bytes of all messages that were sent, without what MPI or the kernel add.
@@ -105,20 +106,29 @@ class GroupExchange(Resource):
 
     @property
     def groups(self) -> list[int]:
-        """Local. The groups that live and have not left, this one included, as far as this rank knows."""
+        """Local. The groups that are alive and have not left, this one included, as far as this rank knows."""
         return sorted([*self._outboxes, self._group])
 
     @property
     def is_first(self) -> bool:
-        """Local. Whether this group is the first one of those that live."""
+        """Local. Whether this group is the first living one."""
         return self.groups[0] == self._group
 
     def register(self, number: int, part: Receiver) -> None:
-        """Local. Let a part get the increments with its number."""
+        """Local. Let a part receive the increments with its number; increments that it made before are not sent."""
         self._parts[number] = part
+        for outbox in self._outboxes.values():
+            outbox.discard(number)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Local. Remove parts that no group uses any more."""
+        for number in numbers:
+            del self._parts[number]
+            for outbox in self._outboxes.values():
+                outbox.discard(number)
 
     def add(self, number: int, increments: Flat) -> None:
-        """Local. Let all other groups get increments of a part, as soon as each of them takes some."""
+        """Local. Send increments of a part to all other groups, as soon as each of them can receive some."""
         for outbox in self._outboxes.values():
             sums = outbox.sums.get(number)
             if sums is None:
@@ -127,15 +137,10 @@ class GroupExchange(Resource):
                 for total, increment in zip(sums, increments, strict=True):
                     np.add(total, increment, out=total)
             for piece in range(len(self._parts[number].pieces)):
-                outbox.waiting[number, piece] = None
-
-    def discard(self, number: int) -> None:
-        """Local. Send nothing more of a part that was made so far: all groups begin again."""
-        for outbox in self._outboxes.values():
-            outbox.discard(number)
+                outbox.waiting[number, piece] = outbox.waiting.get((number, piece), 0) + 1
 
     def progress(self) -> None:
-        """Local. Take what has come, and send what other groups can take; it waits for nobody."""
+        """Local. Process received messages, and send what other groups can receive, without waiting."""
         self._heed_losses()
         later, self._later = self._later, []
         for sender, message in later:
@@ -146,12 +151,14 @@ class GroupExchange(Resource):
             self._send_next(group)
 
     def deliver(self) -> None:
-        """Local. Wait until every living group has got, and acknowledged, all increments of this one.
+        """Local. Wait until every living group has received and acknowledged all increments of this one.
 
         Raises:
             CollectiveTimeoutError: See `meet`.
         """
         waits = _Wait(self, "the delivery of increments")
+        # Also where this group has nothing to deliver: another one may wait until what came in a meeting is taken.
+        self.progress()
         while late := [group for group, box in self._outboxes.items() if box.waiting or box.is_under_way]:
             waits.look(late)
             self._wait_for_message(_LOOK_SECONDS, is_meeting=False)
@@ -161,18 +168,18 @@ class GroupExchange(Resource):
         """Collective over the leaders of living groups. Exchange values; all increments sent before have arrived then.
 
         Args:
-            subject: What the meeting is for, the same on all leaders.
-            value: Picklable.
+            subject: The purpose of the meeting, the same on all leaders.
+            value: A picklable value.
 
         Returns:
             The values by group, in their order, of the groups that live.
 
         Raises:
-            MismatchError: Groups meet for different things.
+            MismatchError: Groups meet for different purposes.
             CollectiveTimeoutError: A group has not come within `MPIDIST_TIMEOUT`.
         """
         self._meeting += 1
-        data = _HEADER.pack(_WORD, self._meeting, 0) + pickle.dumps((subject, value), pickle.HIGHEST_PROTOCOL)
+        data = _HEADER.pack(_WORD, self._meeting, 0, 0) + pickle.dumps((subject, value), pickle.HIGHEST_PROTOCOL)
         for group in self._outboxes:
             self._ring(group, data)
         words = self._words.setdefault(self._meeting, {})
@@ -201,14 +208,14 @@ class GroupExchange(Resource):
         if self.is_closed:
             return
         for group in [*self._outboxes]:
-            self._ring(group, _HEADER.pack(_LEFT, 0, 0))
+            self._ring(group, _HEADER.pack(_LEFT, 0, 0, 0))
         end = time.monotonic() + _LAST_SECONDS
         while self._outboxes and time.monotonic() < end:
             # Messages are sent on in it.
             self._window.poll(_LAST_SECONDS / 10)
 
     def name_of(self, group: int) -> str:
-        """Local. A name of a group, for texts."""
+        """Local. A name of a group, for the texts of errors."""
         process = self._processes[group]
         return f"group {group} (its first rank is process {process.number} on {process.host})"
 
@@ -220,10 +227,10 @@ class GroupExchange(Resource):
         outbox = self._outboxes[group]
         if outbox.is_under_way or not outbox.waiting:
             return
-        number, piece = outbox.begin_sending()
+        number, piece, windows = outbox.begin_sending()
         section, start, stop = self._parts[number].pieces[piece]
         array = outbox.sums[number][section][start:stop]
-        self._ring(group, b"".join((_HEADER.pack(_INCREMENT, number, piece), array.data)))
+        self._ring(group, b"".join((_HEADER.pack(_INCREMENT, number, piece, windows), array.data)))
         array.fill(0)
 
     def _wait_for_message(self, seconds: float, *, is_meeting: bool) -> None:
@@ -238,17 +245,19 @@ class GroupExchange(Resource):
             self._take(sender, message)
 
     def _take(self, sender: int, message: bytes) -> None:
-        kind, number, piece = _HEADER.unpack_from(message)
+        kind, number, piece, windows = _HEADER.unpack_from(message)
         if kind == _INCREMENT:
-            part = self._parts[number]
-            part.take(part.pieces[piece], memoryview(message)[_HEADER.size :])
+            part = self._parts.get(number)
+            # Else all groups have dropped it, while this was under way.
+            if part is not None:
+                part.take(piece, memoryview(message)[_HEADER.size :], windows)
             self.received_count += 1
             if sender in self._outboxes:
-                self._ring(sender, _HEADER.pack(_ACKNOWLEDGED, number, piece))
+                self._ring(sender, _HEADER.pack(_ACKNOWLEDGED, number, piece, 0))
         elif kind == _WORD:
             self._words.setdefault(number, {})[sender] = pickle.loads(message[_HEADER.size :])
             if sender in self._outboxes:
-                self._ring(sender, _HEADER.pack(_HEARD, number, 0))
+                self._ring(sender, _HEADER.pack(_HEARD, number, 0, 0))
         elif kind == _HEARD:
             self._heard_by.add(sender)
         elif kind == _LEFT:

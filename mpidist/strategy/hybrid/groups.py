@@ -22,7 +22,7 @@ class HybridGroups:
         everyone: All ranks of the strategy.
         own: The ranks of this rank's group. Its first rank is the leader of the group.
         leaders: On a leader, the leaders in the order of their groups; None on other ranks.
-        opened: What was opened for the strategy, which closes it.
+        opened: The resources that were opened for the strategy, which closes them.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -106,7 +106,7 @@ def open_groups(ranks: Communicator, groups: object, settings: Any) -> HybridGro
     Args:
         ranks: All ranks.
         groups: See `divide`.
-        settings: Picklable, comparable and readable: what must be the same on every rank, too.
+        settings: Further values that must be the same on every rank: picklable, comparable and readable.
 
     Raises:
         ValueError, TypeError: See `divide`; on every rank.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,17 +20,20 @@ from mpidist.options import ReduceOp
 from mpidist.recorder.calls import noted
 from mpidist.strategy.hybrid.exchange import GroupExchange
 from mpidist.strategy.hybrid.groups import HybridGroups
-from mpidist.strategy.hybrid.outer import Flat, OuterStep, write_variables
+from mpidist.strategy.hybrid.outer import Flat, OuterStep, in_messages, write_members
 from mpidist.strategy.hybrid.part import OuterMomentum, Part
+from mpidist.strategy.hybrid.parts import ExchangedParts
+from mpidist.strategy.hybrid.plan import HybridPlan, LocalSteps
 from mpidist.variables.arena import Arena, mirrored_only
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.memory.slab import Slab
 from mpidist.variables.replicas import Replicas
-from mpidist.variables.step.arena_plan import ArenaPlan
-from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OUTER_MOMENTUM, OptimizerOptions
-from mpidist.variables.variable import BaseVariable, Gradient, Read, UpdatePlan
+from mpidist.variables.variable import BaseVariable, UpdatePlan
+
+# When the file was written, or the pickled error.
+_Saved = tuple[float, bytes | None]
 
 
 class OuterPace(NamedTuple):
@@ -50,11 +54,10 @@ class HybridVariable(MirroredVariable):
     """A mirrored variable of a group."""
 
     @override
-    def load(self, read: Read) -> None:
-        """Collective over the group. See `MirroredVariable.load`; all groups begin again at the next step."""
-        super().load(read)
+    def note_loaded(self) -> None:
+        """Local. See `LoadedInBlocks.note_loaded`; all groups begin again at the next step."""
         if isinstance(self.arena, HybridArena):
-            self.arena.note_loaded(self)
+            self.arena.parts.note_loaded(self)
 
 
 class HybridArena(Arena):
@@ -70,6 +73,7 @@ class HybridArena(Arena):
     Attributes:
         leads: Whether this rank leads its group.
         exchange: On a leader, the messages to and from other groups; None on other ranks, and with one group.
+        parts: The parts that the groups exchange.
     """
 
     saves_once = True
@@ -82,7 +86,7 @@ class HybridArena(Arena):
         self._pace, self._count = pace, groups.count
         self.leads = groups.leaders is not None
         self.exchange: GroupExchange | None = None
-        self._parts: list[Part] = []
+        self.parts = ExchangedParts(leads=self.leads)
         self._among_leaders = None
         if groups.leaders is not None and groups.count > 1:
             self.exchange = GroupExchange(groups.leaders)
@@ -104,53 +108,53 @@ class HybridArena(Arena):
     ) -> UpdatePlan:
         """Collective over the group. See `Arena.plan`; the groups agree on the variables at the first step."""
         mirrored = mirrored_only(variables)
-        # Two optimizers may update one variable: the first one's steps count.
-        known = {id(variable) for part in self._parts for variable in part.variables}
-        numbers = [number for number, variable in enumerate(mirrored) if id(variable) not in known]
-        part = Part(len(self._parts), [mirrored[number] for number in numbers], leads=self.leads)
-        plan = HybridPlan(mirrored, kernel, options, self, part)
-        if self._pace.step.has_momentum:
-            plan.slots[OUTER_MOMENTUM] = {
-                number: OuterMomentum(self, part, place) for place, number in enumerate(numbers)
-            }
-        self._parts.append(part)
-        if self.exchange is not None:
-            self.exchange.register(part.number, part)
+        # Two optimizers may update one variable, at the same time or one after the other: it is in one part.
+        places = self.parts.place(mirrored)
+        # An optimizer's step is one of all parts of its variables.
+        parts = [*{part.number: part for part, _ in places}.values()]
+        step = self._pace.step
+        plan = HybridPlan(
+            mirrored, kernel, options, LocalSteps(parts, self.before_step, self.after_step, step.is_scheduled)
+        )
+        if step.has_momentum:
+            plan.slots[OUTER_MOMENTUM] = [OuterMomentum(self, part, place) for part, place in places]
         return plan
 
-    def note_loaded(self, variable: MirroredVariable) -> None:
-        """Local. Note that a variable was restored: what groups have exchanged before does not count any more."""
-        for part in self._parts:
-            if any(one is variable for one in part.variables):
-                part.note_restored()
-
-    def before_step(self, part: Part) -> None:
+    def before_step(self, parts: Sequence[Part]) -> None:
         """Collective over the group, and over all groups where they begin. Called before a local step."""
-        if not part.is_begun:
-            self._begin(part)
+        fresh = [part for part in parts if not part.is_begun]
+        if not fresh:
+            return
+        with self._among_groups("the first step of an optimizer"):
+            self._review(_first_step_of(fresh), fresh)
 
-    def after_step(self, part: Part) -> None:
+    def after_step(self, parts: Sequence[Part]) -> None:
         """Collective over the group. Called after a local step; waits for no other group, unless synchronous."""
-        part.count_step()
-        if part.steps >= self._pace.every:
-            self._close_window(part)
-        elif self.exchange is not None and not self._pace.synchronous:
+        for part in parts:
+            part.count_step()
+            if part.steps >= self._pace.every:
+                self._close_window(part)
+        if self.exchange is not None and not self._pace.synchronous:
             self.exchange.progress()
 
     def settle(self, subject: str) -> None:
         """Collective over all living groups. Deliver all increments: all groups then hold the same parameters.
 
         Args:
-            subject: What it is for, the same in every group.
+            subject: The purpose, the same in every group.
         """
-        for part in self._parts:
-            if not part.is_begun:
-                self._begin(part)
-            if part.steps:
-                self._close_window(part)
-        on_first_rank(self.communicator, subject, lambda: self._meet_at_end(subject))
-        for part in self._parts:
-            self._spread(part)
+        with self._among_groups(subject):
+            new = self._review(subject)
+            restored = [part for part in self.parts.begun if not part.is_begun]
+            fresh = sorted([*new, *restored], key=lambda part: part.number)
+            if fresh:
+                self._review(_first_step_of(fresh), fresh)
+            for part in self.parts.begun:
+                if part.steps:
+                    self._close_window(part)
+            on_first_rank(self.communicator, subject, lambda: self._meet_at_end(subject))
+            for part in self.parts.begun:
+                self._spread(part)
 
     def first_value_of_groups(self, subject: str, value: Any) -> Any:
         """Collective over all living groups. The picklable value of the first group."""
@@ -158,7 +162,8 @@ class HybridArena(Arena):
         def meet() -> Any:
             return value if self.exchange is None else next(iter(self.exchange.meet(subject, value).values()))
 
-        return on_first_rank(self.communicator, subject, meet)
+        with self._among_groups(subject):
+            return on_first_rank(self.communicator, subject, meet)
 
     @property
     def share_count(self) -> int:
@@ -166,23 +171,35 @@ class HybridArena(Arena):
         return 1 if self.exchange is None or self._pace.synchronous else len(self.exchange.groups)
 
     @override
-    def save_once(self, write: Callable[[], float]) -> float:
+    def save_once(self, write: Callable[[Mapping[int, Any]], float], told: object) -> float:
         """Collective over all living groups. See `Home.save_once`: all settle, and the first one writes."""
         subject = "saving a checkpoint"
         self.settle(subject)
-        is_first = on_first_rank(self.communicator, subject, self._meet_to_save)
+        with self._among_groups(subject):
+            is_first, of_groups = on_first_rank(self.communicator, subject, lambda: self._meet_to_save(told))
         if not is_first:
-            saved_at, error = on_first_rank(self.communicator, subject, partial(self._hear, subject))
+            saved_at, error = self._tell_of_save(subject, None)
             if error is not None:
                 raise mark_shared(pickle.loads(error))
-            return float(saved_at)
+            return saved_at
         try:
-            saved_at = write()
+            saved_at = write(of_groups)
         except Exception as error:
-            on_first_rank(self.communicator, subject, partial(self._hear, subject, (0.0, _pickled(error))))
+            self._tell_of_save(subject, (0.0, _pickled(error)))
             raise
-        on_first_rank(self.communicator, subject, partial(self._hear, subject, (saved_at, None)))
+        self._tell_of_save(subject, (saved_at, None))
         return saved_at
+
+    @contextmanager
+    def _among_groups(self, subject: str) -> Iterator[None]:
+        """After an exception inside, all later calls are refused: this group would be a meeting behind the others."""
+        with self.communicator.order.during(subject, self.strategy_number) as order:
+            order.commit(subject)
+            yield
+
+    def _tell_of_save(self, subject: str, told: _Saved | None) -> _Saved:
+        with self._among_groups(subject):
+            return on_first_rank(self.communicator, subject, lambda: self._hear(subject, told))
 
     def _close_window(self, part: Part) -> None:
         """Collective over the group: an outer step of this group."""
@@ -196,28 +213,58 @@ class HybridArena(Arena):
                 np.add(outer, increment, out=outer)
             if exchange is not None and not self._pace.synchronous:
                 exchange.add(part.number, increments)
-                exchange.progress()
+                part.lead.expect(increments, len(exchange.groups) - 1)
         part.note_window()
         self._spread(part)
 
-    def _begin(self, part: Part) -> None:
-        """Collective over all living groups: all begin with the first one's parameters."""
-        on_first_rank(self.communicator, "the groups' first step", lambda: self._meet_at_begin(part))
-        part.note_begun()
-        self._spread(part)
+    def _review(self, subject: str, fresh: Sequence[Part] = ()) -> list[Part]:
+        """Collective over all living groups. Drop the parts that no group uses; return the new ones that all have.
 
-    def _meet_at_begin(self, part: Part) -> None:
-        subject = f"the first step of optimizer {part.number}"
-        part.begin_window()
-        if self.exchange is not None:
-            self.exchange.discard(part.number)
-            _require_same_shapes(self.exchange.meet(subject, part.shapes))
-        # Behind the meeting, in which increments from before a restore still arrive.
-        part.take_values()
-        if self.exchange is not None:
-            self._align(part.outer, part, subject)
-        for number, velocity in enumerate(part.velocity):
-            velocity[...] = 0 if part.restored is None else part.restored[number] / self.share_count
+        Args:
+            subject: The purpose of the meeting.
+            fresh: Parts that begin, with the first group's parameters. They need no meeting of their own, which would
+                be another way to all leaders and back for each optimizer that a program makes.
+        """
+        new, unused = self.parts.look()
+        # What is restored begins again, even if its last variable was dropped just now.
+        unused = [number for number in unused if number not in {part.number for part in fresh}]
+        found = self.communicator.all_gather_object(([part.number for part in new], unused))
+        common, dropped, changed = on_first_rank(
+            self.communicator, subject, lambda: self._meet_for_parts(subject, fresh, _in_all(found))
+        )
+        self.parts.drop(dropped)
+        for part in fresh:
+            self.parts.note_begun(part)
+            # Mostly all groups begin with the same values: a program that makes many optimizers need not wait then.
+            if part.number in changed:
+                self._spread(part)
+        return [part for part in new if part.number in common]
+
+    def _meet_for_parts(self, subject: str, fresh: Sequence[Part], mine: list[set[int]]) -> list[set[int]]:
+        """Let parts begin; return the numbers of those that are new, unused or changed in all groups."""
+        exchange, common = self.exchange, mine
+        for part in fresh:
+            part.begin_window()
+        before = [[one.copy() for one in part.start] for part in fresh]
+        if exchange is not None:
+            for part in fresh:
+                exchange.register(part.number, part)
+            first, *others = in_messages((part.pieces, part.start) for part in fresh)
+            shapes = [part.shapes for part in fresh]
+            heard = exchange.meet(subject, (mine, shapes, first if exchange.is_first else None))
+            for number in range(len(fresh)):
+                _require_same_shapes({group: theirs[number] for group, (_, theirs, _) in heard.items()})
+            common = _in_all([told for told, _, _ in heard.values()])
+            exchange.forget(common[1])
+            _take_first(first, [values for _, _, values in heard.values()])
+            self._align(others, subject)
+        for part in fresh:
+            # Behind the meeting, in which increments from before a restore still arrive.
+            part.take_values()
+            for number, velocity in enumerate(part.velocity):
+                velocity[...] = 0 if part.restored is None else part.restored[number] / self.share_count
+        pairs = zip(fresh, before, strict=True)
+        return [*common, {part.number for part, old in pairs if not all(map(np.array_equal, part.start, old))}]
 
     def _meet_at_end(self, subject: str) -> None:
         exchange = self.exchange
@@ -225,27 +272,28 @@ class HybridArena(Arena):
             return
         exchange.deliver()
         exchange.meet(subject, None)
-        for part in self._parts:
-            # They are the same up to rounding, which depends on the order of arrival.
-            self._align(part.outer, part, subject)
+        for part in self.parts.begun:
+            part.lead.clear()
+        # They are the same up to rounding, which depends on the order of arrival.
+        self._align(in_messages((part.pieces, part.outer) for part in self.parts.begun), subject)
 
-    def _meet_to_save(self) -> bool:
-        """Give every leader the sum of the momenta; returns whether this group writes."""
+    def _meet_to_save(self, told: object) -> tuple[bool, Mapping[int, Any]]:
+        """Give every leader the sum of the momenta; return whether this group writes, and what each group has told."""
         exchange = self.exchange
         if exchange is None:
-            return True
-        for part in self._parts if self._pace.step.has_momentum and not self._pace.synchronous else ():
+            return True, {0: told}
+        for part in self.parts.begun if self._pace.step.has_momentum and not self._pace.synchronous else ():
             for section, start, stop in part.pieces:
                 mine = part.velocity[section][start:stop]
                 everyone = exchange.meet("the momenta", mine)
                 # What all groups make of their differences is the same when each has an equal share of the sum.
                 mine[...] = np.sum([*everyone.values()], axis=0) / len(everyone)
-        return exchange.is_first
+        return exchange.is_first, exchange.meet("the positions in the data", told)
 
-    def _hear(self, subject: str, told: tuple[float, bytes | None] | None = None) -> tuple[float, bytes | None]:
+    def _hear(self, subject: str, told: _Saved | None) -> _Saved:
         if self.exchange is None:
             return told or (0.0, None)
-        words: list[tuple[float, bytes | None] | None] = [*self.exchange.meet(subject, told).values()]
+        words: list[_Saved | None] = [*self.exchange.meet(subject, told).values()]
         said = [word for word in words if word is not None]
         if not said:
             raise CheckpointError(
@@ -253,78 +301,52 @@ class HybridArena(Arena):
             )
         return said[0]
 
-    def _align(self, flat: Flat, part: Part, subject: str) -> None:
+    def _align(self, messages: Sequence[Flat], subject: str) -> None:
+        """Set arrays of this leader, in messages, to those of the first group."""
         exchange = self.exchange
         if exchange is None:
             return
-        for section, start, stop in part.pieces:
-            mine = flat[section][start:stop]
-            everyone = exchange.meet(subject, mine if exchange.is_first else None)
-            mine[...] = next((one for one in everyone.values() if one is not None), mine)
+        for message in messages:
+            everyone = exchange.meet(subject, message if exchange.is_first else None)
+            _take_first(message, [*everyone.values()])
 
     def _spread(self, part: Part) -> None:
-        """Collective over the group. Set the variables to the leader's outer parameters."""
-        flat = part.outer
+        """Collective over the group. Set the variables to the values of the leader."""
+        flat = part.present()
         by_slab: dict[int, tuple[Slab, list[Any]]] = {}
-        for variable, place in zip(part.variables, part.layout.places, strict=True):
-            slab = variable.address.slab
-            by_slab.setdefault(id(slab), (slab, []))[1].append((variable, place))
+        for member, place in zip(part.members, part.layout.places, strict=True):
+            slab = member.address.slab
+            by_slab.setdefault(id(slab), (slab, []))[1].append((member, place))
         is_near = len(self.communicator.node_sizes) == 1
         if self.communicator.size > 1 and not all(slab.is_shared and is_near for slab, _ in by_slab.values()):
             flat = [self.collective.broadcast(one) for one in flat or part.layout.zeros()]
         for number, (slab, members) in enumerate(by_slab.values()):
-            self.write(slab, partial(write_variables, members, flat), "outer step", (part.number, number))
+            self.write(slab, partial(write_members, members, flat), "outer step", (part.number, number))
         if self.leads:
             part.begin_window()
 
     @override
     def _end(self, *, is_collective: bool) -> None:
-        self._parts.clear()
+        self.parts.clear()
         super()._end(is_collective=is_collective)
         held = [one for one in (self._among_leaders, self.exchange) if one is not None]
         end_all(held, is_collective=is_collective)
 
 
-class HybridPlan(ArenaPlan):
-    """Collective over the group. An optimizer's plan whose updates are local steps of the group.
+def _in_all(several: Sequence[Sequence[Collection[int]]]) -> list[set[int]]:
+    """The numbers that are in the first collection of each, in the second one of each, and so on."""
+    return [set.intersection(*map(set, collections)) for collections in zip(*several, strict=True)]
 
-    Args:
-        variables: The variables of the optimizer, the same list on every rank.
-        kernel: The arithmetic.
-        options: For the work around the kernel.
-        home: The home of the variables.
-        part: What the groups exchange of them.
-    """
 
-    def __init__(
-        self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions,
-        home: HybridArena, part: Part,
-    ) -> None:
-        super().__init__(variables, kernel, options)
-        self._home, self._part = home, part
+def _first_step_of(parts: Sequence[Part]) -> str:
+    return f"the first step of optimizer {', '.join(str(part.number) for part in parts)}"
 
-    @override
-    def apply(
-        self, gradients: Mapping[int, Gradient], settings: UpdateSettings, *, numbers: tuple[int, ...] | None = None
-    ) -> bool:
-        """Collective. See `ArenaPlan.apply`; then, if the window is full, the outer step."""
-        if numbers is None:
-            self._home.before_step(self._part)
-        was_applied = super().apply(gradients, settings, numbers=numbers)
-        # With accumulation the base class calls this method again, with the numbers; a step that is skipped counts,
-        # too, so that all groups count alike.
-        if numbers is None:
-            self._home.after_step(self._part)
-        return was_applied
 
-    @override
-    def flush(self, count: int, settings: UpdateSettings) -> bool:
-        """Collective. See `ArenaPlan.flush`."""
-        self._home.before_step(self._part)
-        was_applied = super().flush(count, settings)
-        if count:
-            self._home.after_step(self._part)
-        return was_applied
+def _take_first(mine: Flat, of_groups: Sequence[Flat | None]) -> None:
+    """Set arrays to those of the only group that has sent arrays."""
+    sent = next((arrays for arrays in of_groups if arrays is not None), mine)
+    for target, values in zip(mine, sent, strict=True):
+        target[...] = values
 
 
 def _require_same_shapes(by_group: Mapping[int, Any]) -> None:

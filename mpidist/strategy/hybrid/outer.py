@@ -7,18 +7,19 @@ optimizer would make of the mean of the differences. Adding commutes, so increme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpidist import arrays
-from mpidist.arguments import described
+from mpidist.arguments import described, settings_of
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.families.sgd import SGDKernel
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.slab import SlabRange
 from mpidist.variables.update.halves import state_dtype
 from mpidist.variables.update.options import OptimizerOptions
 
@@ -44,11 +45,36 @@ class Place(NamedTuple):
     stop: int
 
 
+class Member(NamedTuple):
+    """The memory of a variable, for a part; it is nobody else's as long as the part lives.
+
+    It does not refer to the variable itself, so that a program can drop that.
+
+    Attributes:
+        name: The name of the variable.
+        shape: The shape of its value.
+        dtype: The dtype of its value.
+        address: Its memory.
+        claim: See `MirroredVariable`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    address: SlabRange
+    claim: object
+
+    @classmethod
+    def of(cls, variable: MirroredVariable) -> Member:
+        """Local. The member for a variable."""
+        return cls(variable.name, variable.shape, variable.dtype, variable.address, variable.claim)
+
+
 class FlatLayout:
     """Local. The flat arrays that hold all of some variables: one for each dtype of their arithmetic.
 
     Args:
-        variables: The variables.
+        members: The variables.
 
     Attributes:
         places: The place of each variable.
@@ -56,18 +82,18 @@ class FlatLayout:
         sizes: The number of elements of each flat array.
     """
 
-    def __init__(self, variables: Sequence[MirroredVariable]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         self.dtypes: list[np.dtype[Any]] = []
         self.sizes: list[int] = []
         self.places: list[Place] = []
-        for variable in variables:
-            dtype = flat_dtype(variable.dtype)
+        for member in members:
+            dtype = flat_dtype(member.dtype)
             if dtype not in self.dtypes:
                 self.dtypes.append(dtype)
                 self.sizes.append(0)
             section = self.dtypes.index(dtype)
             start = self.sizes[section]
-            self.sizes[section] += variable.size * (2 if variable.dtype.kind == "c" else 1)
+            self.sizes[section] += member.address.size * (2 if member.dtype.kind == "c" else 1)
             self.places.append(Place(section, start, self.sizes[section]))
 
     def zeros(self) -> Flat:
@@ -83,30 +109,49 @@ class FlatLayout:
         return found
 
 
+def in_messages(parts: Iterable[tuple[Sequence[Place], Flat]]) -> list[Flat]:
+    """Local. Views of the pieces of several parts, one message after the other; at least one, which may be empty.
+
+    Args:
+        parts: The pieces of each part, and its flat arrays.
+    """
+    messages: list[Flat] = [[]]
+    room = PIECE_BYTES
+    for pieces, flat in parts:
+        for section, start, stop in pieces:
+            piece = flat[section][start:stop]
+            if piece.nbytes > room:
+                messages.append([])
+                room = PIECE_BYTES
+            messages[-1].append(piece)
+            room -= piece.nbytes
+    return messages
+
+
 def flat_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Local. The dtype of the arithmetic on variables of a dtype: float32 for half precision, reals for complex."""
     return np.empty(0, dtype).real.dtype if dtype.kind == "c" else state_dtype(dtype)
 
 
-def read_variables(variables: Sequence[MirroredVariable], layout: FlatLayout) -> Flat:
+def read_members(members: Sequence[Member], layout: FlatLayout) -> Flat:
     """Local. The values of variables, as flat arrays in host memory."""
     flat = layout.zeros()
-    for variable, place in zip(variables, layout.places, strict=True):
-        value = arrays.to_host(variable.address.readable)
+    for member, place in zip(members, layout.places, strict=True):
+        value = arrays.to_host(member.address.readable)
         if value.dtype.kind == "c":
             value = value.view(flat[place.section].dtype)
         np.copyto(flat[place.section][place.start : place.stop], value, casting="unsafe")
     return flat
 
 
-def write_variables(variables: Sequence[tuple[MirroredVariable, Place]], flat: Flat) -> None:
-    """Local. Set variables to what flat arrays hold, between the barriers of a write."""
-    for variable, place in variables:
+def write_members(members: Sequence[tuple[Member, Place]], flat: Flat) -> None:
+    """Local. Set variables to the values in flat arrays, between the barriers of a write."""
+    for member, place in members:
         value = flat[place.section][place.start : place.stop]
-        if variable.dtype.kind == "c":
-            value = value.view(variable.dtype)
-        target = variable.address.writable
-        target[...] = arrays.move(value.astype(variable.dtype, copy=False), arrays.namespace(target))
+        if member.dtype.kind == "c":
+            value = value.view(member.dtype)
+        target = member.address.writable
+        target[...] = arrays.move(value.astype(member.dtype, copy=False), arrays.namespace(target))
 
 
 class OuterStep:
@@ -116,17 +161,24 @@ class OuterStep:
         optimizer: An optimizer with linear momentum, of `mpidist.optimizers`.
 
     Raises:
-        TypeError: It is no optimizer.
+        TypeError: `optimizer` is no optimizer.
         ValueError: Its momentum is not linear in the gradients, it has options, or it updates variables already.
+
+    Attributes:
+        has_momentum: Whether a group has a momentum of its own.
+        is_scheduled: Whether the learning rate depends on the number of outer steps.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = require_linear(optimizer)
         self._kernel: SGDKernel = optimizer.kernel  # type: ignore[assignment]  # `require_linear` has looked at it
         self.has_momentum = bool(self._kernel.slots)
+        self.is_scheduled = callable(optimizer.learning_rate)
 
     def __repr__(self) -> str:
-        return f"{self._kernel!r} with rate {self._optimizer.learning_rate!r}"
+        rate = self._optimizer.learning_rate
+        # Ranks compare this text, and that of a function has its address.
+        return f"{self._kernel!r} with rate {settings_of(rate) if callable(rate) else repr(rate)}"
 
     def apply(self, differences: Flat, velocity: Flat, count: int) -> Flat:
         """Local. The increments of the parameters, which a group adds and sends.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.strategy.hybrid.outer import Flat, FlatLayout, Place, flat_dtype, read_variables
+from mpidist.strategy.hybrid.lead import Lead
+from mpidist.strategy.hybrid.outer import Flat, FlatLayout, Member, Place, flat_dtype, read_members
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.reading import read_together
 from mpidist.variables.update.halves import state_dtype
@@ -24,50 +26,74 @@ if TYPE_CHECKING:
 class Part:
     """The variables of one optimizer. Their leader holds what the groups exchange; other ranks have empty arrays.
 
+    It does not keep the variables alive, but their memory: ranks drop variables at different times, and together write
+    to the memory of all until they have agreed that nobody has any.
+
     Args:
-        number: Its number, the same in every group.
+        number: The number of the part, the same in every group.
         variables: The variables, in the same order in every group.
         leads: Whether this rank leads its group.
 
     Attributes:
         number: The constructor's argument.
-        variables: The constructor's argument.
+        members: The memory of the variables, with names, shapes and dtypes.
         layout: The places of the variables in flat arrays.
         pieces: The pieces in which increments travel.
         steps: The number of local steps in this window.
         windows: The number of outer steps of this group.
-        outer: The parameters on which all groups agree, up to what is under way.
+        outer: The parameters on which all groups agree, except for increments that are being sent.
         velocity: The outer momentum of this group.
+        start: The values of the variables at the begin of the window.
+        lead: The increments that this group expects of the others.
         restored: The sum of all groups' momenta in a checkpoint that was just restored; None where there is none.
         is_begun: Whether the groups have agreed on the parameters since they were made or restored.
     """
 
     def __init__(self, number: int, variables: Sequence[MirroredVariable], *, leads: bool) -> None:
         self.number = number
-        self.variables = tuple(variables)
-        self.layout = FlatLayout(variables)
+        self.members = tuple(map(Member.of, variables))
+        self._variables = [weakref.ref(variable) for variable in variables]
+        self.layout = FlatLayout(self.members)
         self.pieces: Sequence[Place] = self.layout.pieces()
         self.steps = self.windows = 0
         self.outer: Flat = self.layout.zeros() if leads else []
         self.velocity: Flat = self.layout.zeros() if leads else []
+        self.lead = Lead(self.pieces)
         self.restored: Flat | None = None
         self.is_begun = False
-        self._start: Flat = []
+        self.start: Flat = []
 
     @cached_property
     def shapes(self) -> list[tuple[tuple[int, ...], str]]:
         """Local. Shapes and dtypes, which must be the same in every group."""
-        return [(variable.shape, variable.dtype.name) for variable in self.variables]
+        return [(member.shape, member.dtype.name) for member in self.members]
 
-    def take(self, place: Place, increment: memoryview) -> None:
-        """Local. Add the piece of another group's increment to the outer parameters."""
-        target = self.outer[place.section][place.start : place.stop]
+    @property
+    def variables(self) -> Iterator[tuple[int, MirroredVariable]]:
+        """Local. The variables that this rank still has, with their numbers in the part."""
+        held = ((number, reference()) for number, reference in enumerate(self._variables))
+        return ((number, variable) for number, variable in held if variable is not None)
+
+    @property
+    def is_unused(self) -> bool:
+        """Local. Whether this rank has dropped all variables, and the optimizers that update them."""
+        return next(self.variables, None) is None
+
+    def take(self, piece: int, increment: memoryview, windows: int) -> None:
+        """Local. Add a piece of another group's increments of some windows to the outer parameters."""
+        section, start, stop = self.pieces[piece]
+        target = self.outer[section][start:stop]
         np.add(target, np.frombuffer(increment, target.dtype), out=target)
+        self.lead.note_arrival(piece, windows)
+
+    def continue_from(self, windows: int) -> None:
+        """Local. Take the number of outer steps of an earlier program."""
+        self.windows = windows
 
     def differences(self, group_count: int) -> Flat:
-        """Local. The way of the variables since the begin of the window, against its direction, divided by a number."""
-        values = read_variables(self.variables, self.layout)
-        for value, start in zip(values, self._start, strict=True):
+        """Local. The values at the begin of the window minus the present values, divided by the number of groups."""
+        values = read_members(self.members, self.layout)
+        for value, start in zip(values, self.start, strict=True):
             np.subtract(start, value, out=value)
             np.divide(value, group_count, out=value)
         return values
@@ -75,11 +101,18 @@ class Part:
     def begin_window(self) -> None:
         """Local. Begin to count steps from the present values of the variables."""
         # Not from `outer`: a variable of half precision holds it rounded.
-        self._start = read_variables(self.variables, self.layout)
+        self.start = read_members(self.members, self.layout)
 
     def take_values(self) -> None:
         """Local. Let the values at the begin of the window be the outer parameters."""
-        self.outer = [start.copy() for start in self._start]
+        self.outer = [start.copy() for start in self.start]
+        self.lead.clear()
+
+    def present(self) -> Flat:
+        """Local. On a leader, the values for the variables: the outer parameters plus the expected increments."""
+        if not self.lead.flat:
+            return self.outer
+        return [np.add(outer, lead) for outer, lead in zip(self.outer, self.lead.flat, strict=True)]
 
     def note_restored(self) -> None:
         """Local. Note that values were restored: the groups must agree again before the next step."""
@@ -116,10 +149,10 @@ class OuterMomentum(BaseVariable):
     """
 
     def __init__(self, home: HybridArena, part: Part, number: int) -> None:
-        variable = part.variables[number]
+        member = part.members[number]
         self.home = self._arena = home
-        self.name = f"outer_momentum of {variable.name}"
-        self.shape, self.dtype = variable.shape, state_dtype(variable.dtype)
+        self.name = f"outer_momentum of {member.name}"
+        self.shape, self.dtype = member.shape, state_dtype(member.dtype)
         self.trainable = False
         self.synchronization = VariableSynchronization.ON_WRITE
         self.aggregation = VariableAggregation.NONE

@@ -38,10 +38,10 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 class Welcome(NamedTuple):
-    """All that a worker needs that joins.
+    """The data that a joining worker needs.
 
     Attributes:
-        introduction: The introduction of it.
+        introduction: The introduction of the worker.
         place: The index of its place.
         first: The rank whose slots it has.
         chief: The chief's rank.
@@ -49,10 +49,10 @@ class Welcome(NamedTuple):
         servers: The ranks of the servers.
         neighbours: The window's ranks.
         slots: The slots of each heap: the ranks that push from the beginning, and the size of a slot.
-        options: The chief's.
-        pace: Likewise.
+        options: The options of the chief's strategy.
+        pace: The pace of the chief's strategy.
         cluster: The dictionary of `ClusterSpec.as_dict`.
-        path: Where the chief looks for modules.
+        path: The places where the chief looks for modules.
         directory: Its working directory.
     """
 
@@ -75,8 +75,8 @@ def checked_directory(given: object) -> Path | None:
     """Local. The directory in which the file of the job is to be.
 
     Raises:
-        TypeError: It is no path.
-        ValueError: It is empty.
+        TypeError: `given` is no path.
+        ValueError: `given` is empty.
     """
     if given is None:
         return None
@@ -94,8 +94,8 @@ class Invitation:
         strategy: The strategy of the chief.
         window: The window of the chief.
         slots: The slots of each heap.
-        desk: Where workers ask.
-        file: By which they find it.
+        desk: The desk at which workers ask.
+        file: The file by which they find the desk.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Invitation:
         return f"mpidist worker --join {shlex.quote(str(self.file.path.parent))}"
 
     def note(self, rank: int) -> None:
-        """Local. A worker has joined; see `take_joined`."""
+        """Local. Note that a worker has joined; see `take_joined`."""
         if self._given.pop(rank, None) is not None:
             self._arrived.append(rank)
 
@@ -200,10 +200,10 @@ def invite(
     """Collective. Invite workers; None on all ranks but the chief.
 
     Args:
-        window: To the others.
+        window: The window to the others.
         slots: The slots of each heap.
         strategy: The strategy of this rank.
-        directory: For the file.
+        directory: The directory of the file.
 
     Raises:
         ValueError: There is no other rank; on every rank.

@@ -85,7 +85,7 @@ class JoinedStrategy(ParameterServerStrategy):
     """Local. The strategy of a job, as functions see it on a worker that has joined.
 
     Args:
-        window: To the others.
+        window: The window to the others.
         welcome: The chief's answer.
     """
 
@@ -163,7 +163,7 @@ def work(directory: str) -> int:
 
 @contextlib.contextmanager
 def _leaving_at_signals() -> Iterator[None]:
-    """Surrounds the life of a worker that Ctrl-C and SIGTERM end: they are no error of the function that it runs.
+    """Inside, Ctrl-C and SIGTERM end the worker: they are no error of the function that it runs.
 
     Its death notifies the others, which take over its work. A program that has handlers of its own keeps them.
     """
@@ -213,7 +213,7 @@ def _meet(window: JoinedWindow, welcome: Welcome) -> None:
 
 @contextlib.contextmanager
 def _entered(place: Path) -> Iterator[tuple[JoinedWindow, Welcome]]:
-    """The window of the job, with what its chief has said."""
+    """The window of the job, with the chief's answer."""
     found = read(place)
     if found.version != __version__:
         raise LauncherError(
@@ -258,7 +258,7 @@ def _open(
 
 
 def _look_like(welcome: Welcome) -> None:
-    """Be as the job's own workers are: functions find modules and files where the chief finds them."""
+    """Prepare this process as the job's own workers: functions find modules and files where the chief finds them."""
     for one in welcome.path:
         if one not in sys.path and one:
             sys.path.append(one)

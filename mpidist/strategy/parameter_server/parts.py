@@ -1,4 +1,4 @@
-"""The parts of a process of a job with servers: its station, and on it what makes it a chief, a worker or a server."""
+"""The parts of a process in a job with servers: its station, and those that make it a chief, a worker or a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
 
     Attributes:
         station: The station.
-        listener: Takes signals for the chief.
+        listener: The listener for signals to the chief.
         worker: The worker; None on other ranks.
         chief: The chief; None on other ranks.
     """
@@ -46,7 +46,7 @@ def station_of(
     """Local. The station of this process.
 
     Args:
-        window: To the others.
+        window: The window to the others.
         places: The places of the workers.
         needed: The ranks of chief and servers.
         whole: See `Station`.
@@ -64,7 +64,7 @@ def open_parts(
         strategy: The strategy of this rank, which knows its roles and options.
         station: The station of this process.
         slots: The slots of each heap.
-        note_end: Called at the end of the chief's program.
+        note_end: A function that is called at the end of the chief's program.
         worker: The index of the worker that this process is; None if it is none.
         partitioner: See `Chief`.
         kind: The class of the worker.

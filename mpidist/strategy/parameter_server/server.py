@@ -25,8 +25,8 @@ class Server:
         job_name: This rank's job, "worker" or "ps"; needed if the cluster has several jobs.
         task_index: This rank's index in it; needed if the job has several tasks.
         protocol: The prefix in `target`, "grpc" by default; the ranks are connected by MPI.
-        config: Kept for code written for tf.distribute.
-        start: Likewise: the rank begins in `join`.
+        config: Kept for code written for tf.distribute; it changes nothing.
+        start: Kept for code written for tf.distribute: the rank begins in `join`.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
 
     Raises:

@@ -22,11 +22,13 @@ from mpidist.cluster.roles.server_roles import ServerRoles, agree_on_roles
 from mpidist.comm.group import agreement
 from mpidist.comm.group.communicator import SERVED
 from mpidist.comm.group.opening import open_communicator
+from mpidist.comm.group.resource import end_all
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.comm.windows.window import Window, open_window
 from mpidist.errors import DeadRankError
 from mpidist.failures import ending
 from mpidist.failures.deaths import WATCH
+from mpidist.failures.exit_code import watch_code
 from mpidist.observe.output import flush, say
 from mpidist.options import RunOptions
 from mpidist.parameter_server.chief.chief import Chief
@@ -40,6 +42,7 @@ from mpidist.parameter_server.protocol.thread_guard import Whole
 from mpidist.parameter_server.server.server import VariableServer
 from mpidist.parameter_server.worker.worker import Worker
 from mpidist.strategy.base import Strategy
+from mpidist.strategy.parameter_server.extended import ServedExtended
 from mpidist.strategy.parameter_server.invitation import Invitation, checked_directory, invite
 from mpidist.strategy.parameter_server.parts import Parts, open_parts, station_of
 from mpidist.strategy.parameter_server.worker_places import WorkerPlaces
@@ -64,18 +67,19 @@ class ParameterServerStrategy(Strategy):
     Args:
         cluster_resolver: Describes the chief, the workers and the servers (the job "ps"); default: TF_CONFIG where it
             is set. A process without a launcher is all of them.
-        variable_partitioner: Chooses the number of shards of each variable along its first axis, for instance one of
-            `mpidist.experimental.partitioners`. A variable of several shards is a `ShardedVariable`. Default: each
-            variable is on one server. The chief's value counts.
+        variable_partitioner: A function that chooses the number of shards of each variable along its first axis, for
+            instance one of `mpidist.experimental.partitioners`. A variable of several shards is a `ShardedVariable`.
+            Default: each variable is on one server. The chief's value counts.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
-        serve: False lets workers and servers return from the constructor; they then call `serve`.
+        serve: Whether workers and servers serve inside the constructor; with False they return from it, and then call
+            `serve`.
         options: The memory and the transport of the servers.
         staleness: The largest number of other functions' updates that may be applied between a function's reads and its
             own update; further updates wait for it. At most `staleness` + 1 functions run at a time. Default: no limit.
-        synchronous: All workers read the same version of the variables, and the mean of their gradients makes the next
-            one, in one step of the optimizer.
-        backup_workers: With `synchronous`, each update takes the first gradients of all workers but this many; later
-            ones are dropped.
+        synchronous: Whether all workers read the same version of the variables, and the mean of their gradients makes
+            the next one, in one step of the optimizer.
+        backup_workers: The number of workers for whose gradients an update does not wait, with `synchronous`; gradients
+            that come later are dropped.
         join_directory: A directory of this user's for workers that join the running job, each in the place of a lost
             one: `mpidist worker --join DIRECTORY`. The chief writes a file there with the secret of the job, which is
             removed at its end. Ranks then communicate by sockets, and listen at TCP ports. Default: no worker can join.
@@ -90,12 +94,14 @@ class ParameterServerStrategy(Strategy):
 
     Attributes:
         roles: The role of each rank.
-        options: The chief's.
+        options: The options of the chief.
         pace: `staleness`, `synchronous` and `backup_workers`, the chief's.
-        places: The places of the workers: which rank has each.
-        invitation: On the chief, for workers that join; None without `join_directory`.
+        places: The places of the workers, with the rank that has each.
+        invitation: On the chief, the invitation to workers that join; None without `join_directory`.
         chief: The home of variables on the chief; None on other ranks.
     """
+
+    _extended_class = ServedExtended
 
     def __init__(  # noqa: PLR0913  # keywords
         self,
@@ -151,7 +157,7 @@ class ParameterServerStrategy(Strategy):
             sys.exit(self._code)
 
     def _be_alone(self, places: WorkerPlaces) -> None:
-        """Have no parts, as an evaluator; see `_have`."""
+        """Set this rank up without parts, as an evaluator; see `_have`."""
         self.places = places
         self.chief: Chief | None = None
         self.invitation: Invitation | None = None
@@ -175,7 +181,7 @@ class ParameterServerStrategy(Strategy):
         try:
             # It raises on all ranks, and so does inviting.
             agreement.together(
-                group, "having memory for the slots of heaps", make if rank in roles.servers else _nothing
+                group, "allocating memory for the slots of heaps", make if rank in roles.servers else _nothing
             )
             if directory is not None:
                 self.invitation = invite(window, slots, self, directory)
@@ -190,11 +196,11 @@ class ParameterServerStrategy(Strategy):
         ))
         if self.chief is not None:
             atexit.register(_end_all, weakref.ref(self))
-            ending.tell_code()
+            watch_code()
         return homes
 
     def _have(self, parts: Parts) -> list[Home]:
-        """Have the parts of this process: on a rank of the job's beginning, and on a worker that has joined.
+        """Set up the parts of this process: on a rank of the job's beginning, and on a worker that has joined.
 
         Returns:
             The homes of variables on this rank, none on a server. Outside of functions it is the first one: a process
@@ -335,6 +341,8 @@ class ParameterServerStrategy(Strategy):
         if lost & {*self.roles.servers}:
             # All others raise the error of that themselves.
             return
+        # A save in the background.
+        chief.wait_for_snapshot()
         self._end_lost(lost)
         for rank in range(window.size):
             if rank != window.rank and rank not in lost:
@@ -348,6 +356,8 @@ class ParameterServerStrategy(Strategy):
         window.poll(_LAST_SECONDS)
 
     def _end(self, *, is_collective: bool) -> None:
+        # What `on_close` was given may still use the servers.
+        end_all([self._extended], is_collective=is_collective)
         self.end_service()
         super()._end(is_collective=is_collective)
         group, station = self.roles.group, self._station

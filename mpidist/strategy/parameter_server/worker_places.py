@@ -14,7 +14,7 @@ class WorkerPlaces:
         roles: The roles of the ranks that have begun it.
 
     Attributes:
-        ranks: By the index of a worker: the rank that has the place, or had it last.
+        ranks: The rank that has each place, or had it last, by the index of the worker.
     """
 
     def __init__(self, roles: ServerRoles) -> None:

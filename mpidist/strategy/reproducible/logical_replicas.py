@@ -68,7 +68,7 @@ class LogicalReplicas:
 
     @functools.cached_property
     def numerics(self) -> NumericsRecord:
-        """Local. The record of what the bits depend on besides the program and its input."""
+        """Local. The record of everything on which the bits depend besides the program and its input."""
         return NumericsRecord()
 
     def gradients(self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int, blas_threads: int) -> Any:

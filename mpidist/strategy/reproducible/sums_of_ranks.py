@@ -24,7 +24,7 @@ def sum_rows(
         collective: The collective of the ranks.
         rows: This rank's rows.
         nodes: The nodes of each rank.
-        total: Takes the sum.
+        total: The memory for the sum.
     """
     communicator = collective.communicator
     pairs = pairing([node for own in nodes for node in own])

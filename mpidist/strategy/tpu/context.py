@@ -66,7 +66,7 @@ class LogicalReplicaContext(ReplicaContext):
             axis: The dimension that is cut, in the order of the logical devices; it must be divisible by their number.
 
         Raises:
-            ValueError: A scalar, an axis out of range, or a dimension that is not divisible.
+            ValueError: `value` holds a scalar, the axis is out of range, or a dimension is not divisible.
             RuntimeError, TypeError: See `all_reduce`.
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")

@@ -12,11 +12,9 @@ from mpidist.variables.logical_devices import LogicalDevices
 class LogicalExtended(StrategyExtended):
     """The methods for library code where a replica has several ranks.
 
-    `all_reduce_async` combines the values of the same logical device of all replicas, in either context. All other
-    methods use the value of logical device 0 as the value of its replica.
+    `all_reduce_async`, and the methods of `AdapterMethods`, combine the values of the same logical device of all
+    replicas, in either context. All other methods use the value of logical device 0 as the value of its replica.
     """
-
-    __slots__ = ()
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None

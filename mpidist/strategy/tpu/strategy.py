@@ -75,9 +75,9 @@ class TPUStrategy(Strategy):
     Args:
         tpu_cluster_resolver: A description of the cluster; default: `TPUClusterResolver()`. It does not select ranks.
         experimental_device_assignment: The ranks of each replica. The assignment must contain all ranks.
-        experimental_spmd_xla_partitioning: False; True is an error, since there is no compiler that splits a program.
+        experimental_spmd_xla_partitioning: Must be False, since there is no compiler that splits a program.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
-        communication_options: The way the ranks communicate. Where replicas have several ranks, `reproducible` and
+        communication_options: Options of the communication. Where replicas have several ranks, `reproducible` and
             `compression` are not supported.
         shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
             memory.

@@ -60,6 +60,11 @@ class AggregatingVariable(MirroredVariable):
         given = arrays.as_array(value)
         return super().coerce(given if self._copies is None else arrays.to_host(given))
 
+    @property
+    def is_loaded_beside_others(self) -> bool:
+        """Local. See `LoadedInBlocks.is_loaded_beside_others`."""
+        return self._copies is None
+
     def load(self, read: Read) -> None:
         """Collective. See `MirroredVariable.load`."""
         if self._copies is None:

@@ -19,7 +19,7 @@ from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronizati
 from mpidist.recorder.calls import Calls, noted
 from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.memory.slab import SlabRange
-from mpidist.variables.reading import read_together
+from mpidist.variables.reading import BLOCK_BYTES, LoadedInBlocks, block_range, read_together
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.variable import BaseVariable, Read
 from mpidist.variables.whole_numbers import changed, changed_rows
@@ -28,20 +28,27 @@ S = TypeVar("S", bound="MirroredVariable")
 T = TypeVar("T")
 
 
-class MirroredVariable(BaseVariable):
+class _Claim:
+    """An owner of the memory of a variable on a GPU."""
+
+
+class MirroredVariable(BaseVariable, LoadedInBlocks):
     """A variable of an arena.
 
     `mpidist.Variable` makes it in a strategy's scope. On one rank, or without a strategy, it is a plain variable.
 
     Args:
         arena: The arena of its strategy.
-        address: Its memory there.
+        address: The memory of the variable in the arena.
         shape: The shape of the value.
         name: A name for display and errors.
         trainable: Whether `trainable_variables` lists it.
         aggregation: How the replicas' values are combined when they write in replica context. NONE takes the first
             replica's, so that replicas cannot drift apart.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
+
+    Attributes:
+        claim: While anybody refers to it, no other variable gets this one's memory.
     """
 
     def __init__(
@@ -67,11 +74,12 @@ class MirroredVariable(BaseVariable):
         self.number = address.number
         self._flat = address.readable
         self._view = self._flat.reshape(shape)
+        # On a GPU it is of the variable alone, since CuPy's views do not refer to each other.
+        self.claim: object = self._flat if arena.namespace is np else _Claim()
 
     def when_unused(self, call: Callable[..., object], *args: object) -> None:
-        """Local. Call a function after the last reference to the variable, or to a view of its value in host memory."""
-        owner = self._flat if self.arena.namespace is np else self
-        weakref.finalize(owner, call, *args).atexit = False
+        """Local. Call a function after the last reference to the variable, its claim, or a view in host memory."""
+        weakref.finalize(self.claim, call, *args).atexit = False
 
     def value(self) -> AnyArray:
         """Local. A live view, read-only, valid until the next write or optimizer step.
@@ -96,7 +104,7 @@ class MirroredVariable(BaseVariable):
 
     @property
     def calls(self) -> Calls:
-        """Local. Notes what these ranks do together, with the time limit of the strategy's options."""
+        """Local. The record of these ranks' collective calls, with the time limit of the strategy's options."""
         return self.arena.calls
 
     @noted("assign")
@@ -138,16 +146,24 @@ class MirroredVariable(BaseVariable):
         # Before: another rank may still be reading the old value. After: all slices must be there when one is read.
         with self.arena.guard:
             self.arena.barrier()
-            np.copyto(self.address.writable[start:stop], arrays.move(data, self.arena.namespace))
+            self.put(start, data)
             self.arena.barrier()
+        self.note_loaded()
 
     @property
     def loaded_here(self) -> tuple[int, int]:
-        """Local. The elements that `load` reads on this rank."""
+        """Local. See `LoadedInBlocks.loaded_here`; ranks take turns, since some of them may have a block more."""
         if not self.address.slab.is_shared:
             return 0, self.size
-        node = self.group.node
-        return self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
+        node, number = self.group.node, self.address.number
+        turn = node.rank
+        if isinstance(number, int) and self.size * self.dtype.itemsize > BLOCK_BYTES:
+            turn -= number
+        return block_range(self.size, self.dtype.itemsize, turn % node.size, node.size)
+
+    def put(self, start: int, data: AnyArray) -> None:
+        """Local. See `LoadedInBlocks.put`."""
+        np.copyto(self.address.writable[start : start + data.size], arrays.move(data, self.arena.namespace))
 
     def _read(self, start: int, stop: int) -> AnyArray:
         return self._flat[start:stop]
@@ -170,9 +186,10 @@ class MirroredVariable(BaseVariable):
 
         Args:
             name: The name of the change.
-            array: This replica's.
-            change: Writes, on one rank per copy.
-            prepare: Makes of the one array what is written, on every rank before the first one writes.
+            array: The array of this replica.
+            change: A function that writes, on one rank per copy.
+            prepare: A function that makes the written value from the one array, on every rank before the first one
+                writes.
         """
         context.require_collectives()
         if context.in_replica():
@@ -241,31 +258,24 @@ class MirroredVariable(BaseVariable):
 
 
 def create_mirrored(
-    arena: ArenaMemory,
-    initial: AnyArray,
-    *,
-    name: str,
-    trainable: bool = True,
-    aggregation: VariableAggregation = VariableAggregation.NONE,
-    sparse_gradient: bool = False,
-    kind: Callable[..., MirroredVariable] = MirroredVariable,
+    arena: ArenaMemory, initial: AnyArray, place: tuple[int, SlabRange],
+    make: Callable[[ArenaMemory, SlabRange, tuple[int, ...]], MirroredVariable],
 ) -> MirroredVariable:
-    """Collective. A new variable whose value is the first replica's `initial`; `kind` makes it.
+    """Collective. A new variable whose value is the first replica's `initial`.
 
-    Raises:
-        MismatchError: Shape or dtype of `initial` differ between ranks.
-        TypeError: A dtype that holds no numbers.
+    Args:
+        arena: The arena of the variable.
+        initial: The value; its shape and dtype are those of `place`.
+        place: The number and the address that `arena.create` or `arena.place` has returned.
+        make: A function that makes the variable; it takes the first arguments of `MirroredVariable`.
     """
-    number, address = arena.create(name, initial.shape, initial.dtype)
-    variable = kind(
-        arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation,
-        sparse_gradient=sparse_gradient,
-    )
+    number, address = place
+    variable = make(arena, address, initial.shape)
     variable.when_unused(arena.release, number)
     arena.register(number, variable)
     array = arena.first_value(arrays.move(initial, arena.namespace), address.slab)
     arena.write(
         address.slab, lambda: np.copyto(address.writable.reshape(initial.shape), array),
-        "first value of variable number", number,
+        "first value of variable number", number, number,
     )
     return variable

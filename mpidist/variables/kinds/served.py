@@ -31,13 +31,13 @@ class ServedPlace(NamedTuple):
     Attributes:
         number: The number of the variable; a slot of an optimizer has a number, too.
         server: The rank of its server.
-        header: Where its version is in the heap.
-        buffers: Where its two buffers begin. Version v is in buffer v % 2.
+        header: The place of its version in the heap.
+        buffers: The beginnings of its two buffers. Version v is in buffer v % 2.
         shape: The shape of the value.
-        dtype: Its name.
-        block_rows: The block rows of a table, whose rows are changed in place and which has one buffer: so many
-            rows have a version of their own. 0 for another variable.
-        versions: Where these versions are in the heap, a number of eight bytes each. An odd one is that of rows
+        dtype: The name of its dtype.
+        block_rows: The number of consecutive rows with one version, for a table, whose rows are changed in place and
+            which has one buffer. 0 for another variable.
+        versions: The place of these versions in the heap, a number of eight bytes each. An odd one is that of rows
             which are being changed.
     """
 
@@ -117,22 +117,30 @@ class ServedHome(Home, Protocol):
         ...
 
     def pause(self) -> AbstractContextManager[None]:
-        """Local. In it no update of a closure is decided: what is read of the program is of one moment."""
+        """Local. Inside, no update of a closure is decided: everything that is read there is of one moment."""
         ...
 
-    def begin_cut(self, shares: Mapping[int, Any]) -> None:
+    def begin_snapshot(self, shares: Mapping[int, Any]) -> Callable[[], dict[int, Any] | None]:
         """Local. Let the servers save their state of this moment, while it continues to change.
 
         Args:
-            shares: By the ranks of servers, what each is to save: a picklable `serving.cut.Share`.
+            shares: The part that each server saves, by its rank: a picklable `SavedShare` of
+                `parameter_server.server.snapshot`.
+
+        Returns:
+            A function that any thread may call. It returns by rank what the shares have returned, or None while this
+            process has not taken the message of every server; and raises the error that a share has raised.
         """
         ...
 
-    def end_cut(self) -> dict[int, Any]:
-        """Local. Wait until the servers have saved; returns by rank what the shares have returned.
+    def look_at_snapshot(self) -> None:
+        """Local. Take the messages that have come while servers save; do not wait."""
+        ...
+
+    def wait_for_snapshot(self) -> None:
+        """Local. Wait until the servers have saved.
 
         Raises:
-            Exception: What a share has raised.
             DeadRankError: A server is dead.
         """
         ...
@@ -147,10 +155,10 @@ class ServedVariable(BaseVariable):
 
     Args:
         home: The home of the strategy.
-        place: Where it is.
+        place: The place of the variable.
         name: A name for display and errors.
         trainable: Whether `trainable_variables` lists it.
-        aggregation: Kept; a closure runs on one worker, whose value counts.
+        aggregation: An attribute only: a closure runs on one worker, whose value counts.
 
     Attributes:
         place: The constructor's argument.

@@ -16,11 +16,11 @@ from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.recorder.calls import Calls, noted
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.memory.slab import SlabRange
-from mpidist.variables.reading import read_together
+from mpidist.variables.reading import LoadedInBlocks, read_together
 from mpidist.variables.variable import BaseVariable, Read
 
 
-class ShardedState(BaseVariable):
+class ShardedState(BaseVariable, LoadedInBlocks):
     """State of an optimizer under `shard_optimizer=True`: an array whose elements are on several nodes.
 
     Reading it is Collective: `value()`, `numpy()`, arithmetic and indexing put the whole together on every rank.
@@ -38,7 +38,7 @@ class ShardedState(BaseVariable):
         self, variable: MirroredVariable, address: SlabRange, begin: int,
         parts: tuple[tuple[int, ...], tuple[int, ...]], *, name: str,
     ) -> None:
-        self.home = self._arena = variable.arena
+        self.home = self.arena = variable.arena
         self.name, self.shape, self.dtype = name, variable.shape, address.slab.dtype
         self.trainable = False
         self.synchronization = VariableSynchronization.ON_WRITE
@@ -52,7 +52,7 @@ class ShardedState(BaseVariable):
     @property
     def calls(self) -> Calls:
         """Local. The record of the calls that all ranks make together."""
-        return self._arena.calls
+        return self.arena.calls
 
     @property
     def here(self) -> AnyArray:
@@ -63,16 +63,16 @@ class ShardedState(BaseVariable):
     @noted("reading an optimizer's state")
     def value(self) -> AnyArray:
         """Collective. A copy of the whole value, read-only, on every rank."""
-        order, owner = self._arena.communicator.order, self._arena.strategy_number
+        order, owner = self.arena.communicator.order, self.arena.strategy_number
         with order.enter("value of variable number", self.number, None, owner, meets=False).surround():
-            gathered = self._arena.collective.all_gather(self._slice())
-        whole: AnyArray = self._arena.namespace.empty(self.size, self.dtype)
+            gathered = self.arena.collective.all_gather(self._slice())
+        whole: AnyArray = self.arena.namespace.empty(self.size, self.dtype)
         at = 0
         # The slices have come in the order of the ranks, which need not be that of the nodes.
         for _, start, stop in sorted(zip(self._ranks, self._edges, self._edges[1:], strict=False)):
             whole[start:stop] = gathered[at : at + stop - start]
             at += stop - start
-        if self._arena.namespace is np:
+        if self.arena.namespace is np:
             whole.flags.writeable = False
         return whole.reshape(self.shape)
 
@@ -84,7 +84,7 @@ class ShardedState(BaseVariable):
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
         """Local. See `BaseVariable.coerce`; the array is in the same memory as the state, host or GPU."""
-        return arrays.move(super().coerce(value), self._arena.namespace)
+        return arrays.move(super().coerce(value), self.arena.namespace)
 
     @noted("assign")
     def write_array(self, array: AnyArray) -> None:
@@ -118,21 +118,31 @@ class ShardedState(BaseVariable):
         """Collective. Each rank reads and writes its slice."""
         start, stop = self._own
         data = read_together(self, read, start, stop)
-        with self._arena.guard:
-            self._arena.barrier()
-            np.copyto(self._slice(is_written=True), arrays.move(data, self._arena.namespace))
-            self._arena.barrier()
+        with self.arena.guard:
+            self.arena.barrier()
+            self.put(start, data)
+            self.arena.barrier()
 
-    def _slice(self, *, is_written: bool = False) -> AnyArray:
+    @property
+    def loaded_here(self) -> tuple[int, int]:
+        """Local. See `LoadedInBlocks.loaded_here`."""
+        return self._own
+
+    def put(self, start: int, data: AnyArray) -> None:
+        """Local. See `LoadedInBlocks.put`."""
+        first = start - self._begin
+        np.copyto(self._address.writable[first : first + data.size], arrays.move(data, self.arena.namespace))
+
+    def _slice(self) -> AnyArray:
         start, stop = (edge - self._begin for edge in self._own)
-        return (self._address.writable if is_written else self.here)[start:stop]
+        return self.here[start:stop]
 
     def _change(self, name: str, array: AnyArray, change: Callable[[AnyArray, AnyArray], Any]) -> None:
         context.require_collectives()
         # The first replica's counts, in either context, as for a variable without aggregation.
-        array = self._arena.collective.broadcast(array).reshape(-1)
+        array = self.arena.collective.broadcast(array).reshape(-1)
         target, begin = self._address.writable, self._begin
-        self._arena.write(
+        self.arena.write(
             self._address.slab, lambda: change(target, array[begin : begin + target.size]), name, self.number
         )
 

@@ -17,6 +17,7 @@ from mpidist.recorder.calls import Calls, noted
 from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.logical_devices import LogicalDevices
 from mpidist.variables.memory.arena_memory import ArenaMemory
+from mpidist.variables.reading import LoadedInBlocks
 from mpidist.variables.scatter import checked_rows
 from mpidist.variables.tiles import Tiling
 from mpidist.variables.variable import BaseVariable, Read
@@ -24,7 +25,7 @@ from mpidist.variables.variable import BaseVariable, Read
 S = TypeVar("S", bound="SplitVariable")
 
 
-class SplitVariable(BaseVariable):
+class SplitVariable(BaseVariable, LoadedInBlocks):
     """A variable whose value is cut into tiles, one for each logical device of a replica.
 
     `mpidist.Variable(value, partition_dimensions=[1, 2])` makes it in the scope of a `TPUStrategy`. `shape` is the
@@ -39,7 +40,7 @@ class SplitVariable(BaseVariable):
     """
 
     def __init__(self, home: ArenaMemory, tile: BaseVariable, tiling: Tiling, devices: LogicalDevices) -> None:
-        self.home = self._arena = home
+        self.home = self.arena = home
         self.tile, self.tiling = tile, tiling
         self._devices = devices
         self.name, self.shape, self.dtype = tile.name, tiling.shape, tile.dtype
@@ -58,7 +59,7 @@ class SplitVariable(BaseVariable):
     @property
     def calls(self) -> Calls:
         """Local. The record of the calls that all ranks make together."""
-        return self._arena.calls
+        return self.arena.calls
 
     @property
     def device(self) -> str:
@@ -140,12 +141,31 @@ class SplitVariable(BaseVariable):
     @noted("restoring a variable")
     def load(self, read: Read) -> None:
         """Collective. See `BaseVariable.load`; each rank reads the rows of the part of its tile that it writes."""
-        start, stop = self.tile.loaded_here if isinstance(self.tile, MirroredVariable) else (0, self.tile.size)
+        start, stop = self.loaded_here
         data = together(
             self.group, f"reading variable {self.name!r}",
             lambda: self._checked(self.tiling.read(read, start, stop), stop - start),
         )
         self.tile.load(lambda low, high: data[low - start : high - start])
+
+    @property
+    def is_loaded_beside_others(self) -> bool:
+        """Local. See `LoadedInBlocks.is_loaded_beside_others`."""
+        return isinstance(self.tile, MirroredVariable) and self.tile.is_loaded_beside_others
+
+    @property
+    def loaded_here(self) -> tuple[int, int]:
+        """Local. See `LoadedInBlocks.loaded_here`; the elements of the tile."""
+        return self.tile.loaded_here if isinstance(self.tile, MirroredVariable) else (0, self.tile.size)
+
+    def put(self, start: int, data: AnyArray) -> None:
+        """Local. See `LoadedInBlocks.put`."""
+        if isinstance(self.tile, MirroredVariable):
+            self.tile.put(start, data)
+
+    def through(self, read: Read) -> Read:
+        """Local. See `LoadedInBlocks.through`; reads the tile's elements of the whole array."""
+        return lambda start, stop: self.tiling.read(read, start, stop)
 
     def _checked(self, data: AnyArray, count: int) -> AnyArray:
         if data.size != count or not np.can_cast(data.dtype, self.saved_dtype, "same_kind"):
@@ -168,7 +188,7 @@ class SplitVariable(BaseVariable):
 
     def _require_same(self, array: AnyArray) -> None:
         context.require_collectives()
-        if self._arena.options.check and not context.in_replica():
+        if self.arena.options.check and not context.in_replica():
             same_on_all(
                 self.group, f"the value written to variable {self.name!r} in cross-replica context",
                 f"{zlib.crc32(np.ascontiguousarray(array).tobytes()):#x} (checksum)",

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from mpidist import arrays, context
 from mpidist.arrays import AnyArray
-from mpidist.comm.group.agreement import same_on_all, together
+from mpidist.comm.group.agreement import together
 from mpidist.errors import mark_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.memory.arena_memory import ArenaMemory
-from mpidist.variables.reading import read_together
+from mpidist.variables.reading import LoadedInBlocks, read_together
 from mpidist.variables.variable import BaseVariable, Read
 from mpidist.variables.whole_numbers import changed, fitting
 
@@ -70,7 +70,7 @@ class OnReadVariable(BaseVariable):
         """Local. Set this replica's own component to zero, whatever the context."""
 
 
-class SyncOnReadVariable(OnReadVariable):
+class SyncOnReadVariable(OnReadVariable, LoadedInBlocks):
     """Collective. A variable of which every replica keeps its own component, in private memory.
 
     `mpidist.Variable(..., synchronization=ON_READ)` makes it in a strategy's scope. In replica context reads and writes
@@ -78,15 +78,14 @@ class SyncOnReadVariable(OnReadVariable):
 
     Args:
         arena: The arena of the strategy.
-        initial: First component, the same on every replica.
+        initial: First component: the first replica's; of the same shape and dtype on every rank.
         name: A name for display and errors.
         trainable: Whether `trainable_variables` lists it.
         aggregation: SUM, MEAN, ONLY_FIRST_REPLICA; with NONE it cannot be read in cross-replica context, and a
             checkpoint holds all its components.
-
-    Raises:
-        MismatchError: Shape or dtype of `initial` differ between ranks.
     """
+
+    takes_blocks = False
 
     def __init__(
         self,
@@ -104,10 +103,6 @@ class SyncOnReadVariable(OnReadVariable):
         self.synchronization = VariableSynchronization.ON_READ
         self.aggregation = aggregation
         self.is_per_replica = aggregation is VariableAggregation.NONE
-        same_on_all(
-            arena.communicator, f"shape and dtype of variable {name!r}", (initial.shape, initial.dtype.name),
-            "Build the same model on every rank: from the same options, in the same order.",
-        )
         self.number = self._number = arena.new_number()
         self._component = np.array(arena.collective.broadcast(arrays.to_host(initial)), order="C")
 
@@ -118,7 +113,7 @@ class SyncOnReadVariable(OnReadVariable):
         return _WIDE if is_widened and self.dtype.itemsize < _WIDE.itemsize else self.dtype
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
-        """Local. See `Variable.coerce`; the component is in host memory, and an array on a GPU is copied.
+        """Local. See `BaseVariable.coerce`; the component is in host memory, and an array on a GPU is copied.
 
         In cross-replica context of the aggregate's dtype: what is read can be assigned.
         """
@@ -238,7 +233,7 @@ class SyncOnReadVariable(OnReadVariable):
         )
 
     def reader(self) -> Read:
-        """Collective. See `Variable.reader`: of the aggregate; with aggregation NONE of this replica's component."""
+        """Collective. See `BaseVariable.reader`: of the aggregate; with NONE of this replica's component."""
         flat = (self.component if self.is_per_replica else self.aggregate()).reshape(-1)
         return lambda start, stop: flat[start:stop]
 
@@ -248,8 +243,17 @@ class SyncOnReadVariable(OnReadVariable):
         Raises:
             OverflowError: The replicas cannot hold a SUM of integers in their components; on every rank.
         """
-        data = read_together(self, read, 0, self.size).astype(self.saved_dtype, copy=False)
-        self._spread(data.reshape(self.shape))
+        self.put(0, read_together(self, read, 0, self.size))
+
+    @property
+    def loaded_here(self) -> tuple[int, int]:
+        """Local. See `LoadedInBlocks.loaded_here`."""
+        return 0, self.size
+
+    def put(self, start: int, data: AnyArray) -> None:
+        """Local. See `LoadedInBlocks.put`: takes the whole value."""
+        del start
+        self._spread(data.astype(self.saved_dtype, copy=False).reshape(self.shape))
 
     def _spread(self, array: AnyArray) -> None:
         """Set the components so that their aggregate is `array`: nothing is lost under SUM."""

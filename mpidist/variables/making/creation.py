@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from mpidist.options import VariableAggregation, VariableSynchronization, parse_
 from mpidist.variables.coercion import default_array
 from mpidist.variables.kinds.mirrored import MirroredVariable, create_mirrored
 from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
-from mpidist.variables.memory.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import SAME_MODEL, ArenaMemory
 from mpidist.variables.variable import BaseVariable
 
 
@@ -38,21 +39,22 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     Args:
         arena: The arena of the variable.
         initial_value: An array, a number, nested lists, or a function without arguments that gives one.
-        name: For display; default "Variable". If it is given it must be the same on every rank: variables of one shape
-            that some ranks make in another order would be read swapped. Default names are not compared.
-        dtype: Default: of an array its own; Python floats become float32, ints int32.
+        name: A name for display and errors; default "Variable". If it is given it must be the same on every rank:
+            variables of one shape that some ranks make in another order would be read swapped. Default names are not
+            compared.
+        dtype: The dtype. Default: of an array its own; Python floats become float32, ints int32.
         trainable: Default: True for ON_WRITE; False for ON_READ, which cannot be trained.
         synchronization: AUTO is ON_WRITE.
         aggregation: How replicas' values are combined.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
-        kind: Makes an ON_WRITE variable; takes the arguments of `MirroredVariable`.
+        kind: A function that makes an ON_WRITE variable; it takes the arguments of `MirroredVariable`.
 
     Returns:
         The variable.
 
     Raises:
-        ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, sparse
-            gradients of a scalar or of an ON_READ variable, a trainable ON_READ variable, or one of booleans with SUM.
+        ValueError: The synchronization does not exist or is NONE; MEAN of a dtype that has no fractions; sparse
+            gradients of a scalar or of an ON_READ variable; a trainable ON_READ variable, or one of booleans with SUM.
         TypeError: The initial value is no array of numbers, or an argument has another type.
         MismatchError: Shape, dtype, a name that was given, or another argument but the value differs between ranks.
     """
@@ -69,23 +71,49 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         )
     except Exception as caught:
         error = caught
-    everyone = exchange(
-        arena.communicator, f"computing the initial value of variable {name!r}", (given_name, traits), error
+    _agree(arena, name, given_name, traits, initial, error)
+    traits, initial = cast(Traits, traits), cast(AnyArray, initial)
+    arena.require_open()
+    if traits.is_on_read:
+        return SyncOnReadVariable(arena, initial, name=name, aggregation=traits.aggregation)
+    make = partial(
+        kind, name=name, trainable=traits.trainable, aggregation=traits.aggregation,
+        sparse_gradient=traits.sparse_gradient,
     )
+    return create_mirrored(arena, initial, arena.place(initial.shape, initial.dtype), make)
+
+
+def _agree(
+    arena: ArenaMemory, name: str, given_name: str | None, traits: Traits | None, initial: AnyArray | None,
+    error: Exception | None,
+) -> None:
+    """Collective. One round in which the ranks compare all that must be the same, and learn which memory is free."""
+    mine = None
+    if traits is not None and initial is not None:
+        # Plain values, which are pickled in a tenth of the time of the objects.
+        kind = traits.is_on_read, traits.aggregation.name, traits.trainable, traits.sparse_gradient
+        mine = given_name, kind, (initial.shape, initial.dtype.name)
+    released = arena.take_released()
+    try:
+        everyone = exchange(
+            arena.communicator, f"computing the initial value of variable {name!r}", (mine, released), error
+        )
+    except BaseException:
+        arena.give_back_released(released)
+        raise
+    arena.reuse([numbers for _, numbers in everyone])
+    theirs = [cast(Any, given) for given, _ in everyone]
+    if theirs.count(theirs[0]) == len(theirs):
+        return
     require_same(
-        [given for given, _ in everyone], "the name of a variable",
+        [given for given, *_ in theirs], "the name of a variable",
         "Make variables in the same order on every rank: it may be a `set` that has another order in each process.",
     )
     require_same(
-        [own for _, own in everyone], f"the arguments of variable {name!r}", "Build the same model on every rank."
+        [Traits(kind[0], VariableAggregation[kind[1]], *kind[2:]) for _, kind, _ in theirs],
+        f"the arguments of variable {name!r}", "Build the same model on every rank.",
     )
-    traits, initial = cast(Traits, traits), cast(AnyArray, initial)
-    if traits.is_on_read:
-        return SyncOnReadVariable(arena, initial, name=name, aggregation=traits.aggregation)
-    return create_mirrored(
-        arena, initial, name=name, trainable=traits.trainable, aggregation=traits.aggregation,
-        sparse_gradient=traits.sparse_gradient, kind=kind,
-    )
+    require_same([what for *_, what in theirs], f"shape and dtype of variable {name!r}", SAME_MODEL)
 
 
 class Traits(NamedTuple):

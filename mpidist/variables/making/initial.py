@@ -121,7 +121,7 @@ def fill_in_pieces(function: Placed, offset: tuple[int, ...], into: AnyArray) ->
     """Local. Write the value of a shard, in pieces.
 
     Args:
-        function: Gives the pieces.
+        function: The function that returns the pieces.
         offset: The offset of the shard's first element in its variable.
         into: An array of the shard's shape and dtype; it is overwritten.
     """

@@ -37,7 +37,7 @@ class FixedShardsPartitioner(Partitioner):
     """Local. Cuts every variable into the same number of shards, or into as many as it has rows.
 
     Args:
-        num_shards: At least 1.
+        num_shards: The number of shards, at least 1.
 
     Raises:
         TypeError: `num_shards` is no integer.

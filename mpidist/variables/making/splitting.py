@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.group.agreement import exchange, require_same
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.variables.kinds.mirrored import create_mirrored
+from mpidist.variables.kinds.mirrored import MirroredVariable, create_mirrored
 from mpidist.variables.kinds.split import SplitVariable
 from mpidist.variables.logical_devices import LogicalDevices
 from mpidist.variables.making.creation import initial_array, traits_of
@@ -83,7 +84,7 @@ def create_split(  # noqa: PLR0913  # tf.Variable's arguments
     except Exception as caught:
         error = caught
     require_same(
-        exchange(home.communicator, f"making {owner}", described, error),
+        exchange(home.communicator, "making a split variable", described, error),
         f"name, kind, shape, `partition_dimensions` and dtype of {owner}",
         "Build the same model on every rank, in the same order.",
     )
@@ -92,10 +93,11 @@ def create_split(  # noqa: PLR0913  # tf.Variable's arguments
     if made.is_whole:
         # Also if each rank has drawn its own random numbers, the tiles must be those of one array.
         array = np.ascontiguousarray(made.tiling.take(devices.first(array)))
-    tile = create_mirrored(
-        tiles, array, name=name, trainable=traits.trainable, aggregation=traits.aggregation,
+    make = partial(
+        MirroredVariable, name=name, trainable=traits.trainable, aggregation=traits.aggregation,
         sparse_gradient=traits.sparse_gradient,
     )
+    tile = create_mirrored(tiles, array, tiles.create(name, array.shape, array.dtype), make)
     return SplitVariable(home, tile, made.tiling, devices)
 
 

@@ -7,7 +7,9 @@ is private to each rank and holds the same values everywhere. All ranks agree on
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import math
 import threading
 import weakref
 from abc import ABC
@@ -44,6 +46,8 @@ else:
 
 logger = logging.getLogger("mpidist")
 
+# The advice of errors about variables that differ between ranks.
+SAME_MODEL = "Build the same model on every rank: from the same options, in the same order."
 FIRST_SLAB_BYTES = 1 << 20
 LARGEST_SLAB_BYTES = 1 << 26
 
@@ -75,15 +79,16 @@ class ArenaMemory(Home, ABC):
             /dev/shm is large enough. One rank alone has private memory. An explicit `implementation`,
             `cross_device_ops` or `compression` makes memory private, too: then a collective sums the gradients, and
             not the arena.
-        on_gpu: Variables and state are CuPy's, private, on the current GPU.
-        collective: Over all ranks of the strategy, where these are not all replicas. It is closed with the arena.
+        on_gpu: Whether variables and state are CuPy arrays, private, on the current GPU.
+        collective: The collective of all ranks of the strategy, where these are not all replicas. It is closed with the
+            arena.
         shard_optimizer: Whether each node keeps a part of the state of optimizers, and not all of it; where memory is
             private, each rank. The same on every rank.
 
     Raises:
-        ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
-        NotImplementedError: Variables on GPUs, and `compression`; or the replicas are not all ranks of the strategy,
-            and there is no `collective`.
+        ValueError: Shared memory is demanded together with a collective or a GPU, or two collectives are demanded.
+        NotImplementedError: Variables on GPUs are demanded together with `compression`; or the replicas are not all
+            ranks of the strategy, and there is no `collective`.
 
     Attributes:
         replicas: The constructor's argument.
@@ -91,23 +96,23 @@ class ArenaMemory(Home, ABC):
         options: The options of the replicas.
         shards_state: Whether the state of optimizers is in parts, see `shard_optimizer`.
         namespace: The module of the variables' arrays: `numpy`, or `cupy`.
-        calls: Notes what all these ranks do together.
-        collective: Over all ranks of the strategy.
+        calls: The record of the calls that all these ranks make together.
+        collective: The collective of all ranks of the strategy.
         givers: The ranks of this rank's node that have a segment for gradients.
         gives_gradients: Whether this rank's gradients count.
         arrival: The ranks' meeting before a step under `timeout_seconds`, else None.
         lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane, and
             where a collective that was asked for sums the gradients.
         lane_count: Number of lanes, which is the number of ranks of the smallest node.
-        barrier: Collective over the node: waits for its ranks. In a private arena it returns at once.
+        barrier: A function, Collective over the node, that waits for its ranks. In a private arena it returns at once.
         shares_memory: Whether new slabs are in node memory.
         strategy: The strategy whose variables live here, None for variables without one.
         strategy_number: Its number among those on these ranks, which its calls carry; see `CallOrder.deal`.
         plan_count: The number of plans so far, of optimizers.
         overflow_counts: The overflow counts of the node's ranks, see `step.alarm`; None before the first plan.
         is_default: Whether its variables are of no strategy.
-        guard: Held while this rank is in a write, from before the first byte of any rank of the node until behind the
-            last one. Copies that other threads make wait for it.
+        guard: A lock that is held while this rank is in a write: from before the first byte of any rank of the node
+            until after the last one. Copies that other threads make wait for it.
     """
 
     is_default = False
@@ -186,7 +191,7 @@ class ArenaMemory(Home, ABC):
         """Collective. Find an address for a variable; its memory is zero, or what an earlier variable left.
 
         Args:
-            name: For the error.
+            name: The name of the variable, for the error.
             shape: The shape of the variable on this rank.
             dtype: The dtype of the variable on this rank.
 
@@ -197,18 +202,38 @@ class ArenaMemory(Home, ABC):
             MismatchError: Shape or dtype differ between ranks.
         """
         self.require_open()
-        released = [self._released.popleft() for _ in range(len(self._released))]
-        replies = self.communicator.all_gather_object(((shape, dtype.name), released))
-        for _, numbers in replies:
-            self._reuse(numbers)
-        require_same(
-            [described for described, _ in replies], f"shape and dtype of variable {name!r}",
-            "Build the same model on every rank: from the same options, in the same order.",
-        )
-        size = int(np.prod(shape, dtype=np.int64))
+        replies = self.communicator.all_gather_object(((shape, dtype.name), self.take_released()))
+        self.reuse([numbers for _, numbers in replies])
+        require_same([described for described, _ in replies], f"shape and dtype of variable {name!r}", SAME_MODEL)
+        return self.place(shape, dtype)
+
+    def place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, SlabRange]:
+        """Collective. As `create`, where the ranks have agreed on the shape and the dtype, and have called `reuse`."""
+        size = math.prod(shape)
         number = self.new_number()
         self._addresses[number] = SlabRange(*self._place(dtype, _room(size, dtype)), size, number)
         return number, self._addresses[number]
+
+    def take_released(self) -> list[int]:
+        """Local. The numbers of addresses that this rank has released; all ranks must learn of them by `reuse`."""
+        return [self._released.popleft() for _ in range(len(self._released))]
+
+    def give_back_released(self, numbers: list[int]) -> None:
+        """Local. Take back what `take_released` has given, where the ranks could not exchange it."""
+        self._released.extend(numbers)
+
+    def reuse(self, released: Sequence[list[int]]) -> None:
+        """Local. Use memory again that all ranks have released; called on all of them at the same point.
+
+        Args:
+            released: What `take_released` has given on each rank.
+        """
+        for number in itertools.chain.from_iterable(released):
+            self._releases[number] = self._releases.get(number, 0) + 1
+            if self._releases[number] == self.communicator.size:
+                address = self._addresses.pop(number)
+                address.slab.give_back(address.start, _room(address.size, address.slab.dtype))
+                del self._releases[number]
 
     def new_number(self) -> int:
         """Local. A number for a new variable, the same on every rank."""
@@ -268,19 +293,22 @@ class ArenaMemory(Home, ABC):
             # Not the error itself: a handler that keeps records would keep all that its traceback refers to.
             logger.warning("%s private to each rank: %s", what, str(error))
 
-    def write(self, slab: Slab, function: Callable[[], object], name: str, detail: Hashable) -> None:
+    def write(
+        self, slab: Slab, function: Callable[[], object], name: str, detail: Hashable, sign: int | None = None
+    ) -> None:
         """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it.
 
         Args:
-            slab: Where.
-            function: Writes.
+            slab: The slab to which the function writes.
+            function: The function that writes.
             name: The name of the write; with `detail` the same on all ranks, see `CallOrder.enter`.
-            detail: To what.
+            detail: The object that is written to.
+            sign: A checksum of a write that is made once, see `CallOrder.enter`.
         """
         if self.is_closed:
             self.require_open()
         order = self.communicator.order
-        with order.enter(name, detail, None, self.strategy_number, meets=slab.is_shared):
+        with order.enter(name, detail, None, self.strategy_number, meets=slab.is_shared, sign=sign):
             if not slab.is_shared:
                 # One call of NumPy, which checks before it writes.
                 with self.guard:
@@ -336,14 +364,6 @@ class ArenaMemory(Home, ABC):
                 self.accept_private("variables made from now on are", error)
                 self.shares_memory = False
         return Slab(dtype, count, None, self.namespace)
-
-    def _reuse(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self._releases[number] = self._releases.get(number, 0) + 1
-            if self._releases[number] == self.communicator.size:
-                address = self._addresses.pop(number)
-                address.slab.give_back(address.start, _room(address.size, address.slab.dtype))
-                del self._releases[number]
 
     def __repr__(self) -> str:
         slabs = [slab for kind in self._slabs.values() for slab in kind]

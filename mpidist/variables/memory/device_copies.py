@@ -45,7 +45,7 @@ class DeviceCopies:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Local. Surrounds a write to variables."""
+        """Local. Inside, variables are written; afterwards copies are renewed at their next use."""
         # The GPU may still read what is about to be written.
         for _, ticket in self._copies.values():
             ticket.synchronize()
@@ -60,8 +60,9 @@ class DeviceCopies:
         """Local. Gradients in host memory; it waits until the GPU has computed them.
 
         Args:
-            gradients: By the numbers of their variables, in the memory of either kind.
-            view: Gives the place of a variable's dense gradient, into which the GPU then writes. None: in new memory.
+            gradients: The gradients by the numbers of their variables, in the memory of either kind.
+            view: A function that returns the place of a variable's dense gradient, into which the GPU then writes.
+                None: new memory.
         """
         return {number: self._fetched(given, number, view) for number, given in gradients.items()}
 

@@ -41,9 +41,9 @@ def wanted(shared: bool | None, options: CommunicationOptions, summed_by: str | 
         on_gpu: Whether the variables are on GPUs.
 
     Raises:
-        TypeError: `shared` is something else.
+        TypeError: `shared` is neither a bool nor None.
         ValueError: Shared memory, and something that excludes it, are both demanded.
-        NotImplementedError: Variables on GPUs, and `compression`.
+        NotImplementedError: Variables are on GPUs, and `compression` is demanded.
     """
     if shared is not None:
         shared = flag("shared", shared)
@@ -119,7 +119,7 @@ def _why_private(folder: Path) -> str | None:
     # A file system without a limit has no size.
     if not 0 < size < SMALL_BYTES:
         return None
-    return f"{folder} has {size >> 20} MB, and is used from {SMALL_BYTES >> 20} MB on"
+    return f"{folder} has {size >> 20} MB, and is used only from {SMALL_BYTES >> 20} MB on"
 
 
 @functools.cache

@@ -24,9 +24,9 @@ class Accumulator:
         variables: The variables of the optimizer.
 
     Attributes:
-        sums: One ON_READ variable for each. A checkpoint saves it as the sum over the replicas.
+        sums: One ON_READ variable for each variable. A checkpoint saves it as the sum over the replicas.
         numbers: The numbers of the variables that have had a gradient since the last update.
-        calls: Since the last update; see `UpdateSettings`.
+        calls: The calls since the last update; see `UpdateSettings`.
     """
 
     def __init__(self, variables: Sequence[MirroredVariable]) -> None:
@@ -45,12 +45,12 @@ class Accumulator:
         """Local. Add `factor` times the gradients of a call to the sums; an error changes no sum.
 
         Args:
-            gradients: By the numbers of their variables.
+            gradients: The gradients by the numbers of their variables.
             factor: The factor of all of them.
-            is_summed: They are sums over the ranks already.
+            is_summed: Whether the gradients are sums over the ranks already.
 
         Raises:
-            ValueError, TypeError: A gradient that is not for its variable; see `to_dense`.
+            ValueError, TypeError: A gradient does not fit its variable; see `to_dense`.
         """
         # All are looked at before one is added: a program may catch the error and make the call again.
         dense = {number: to_dense(gradient, self._variables[number]) for number, gradient in gradients.items()}

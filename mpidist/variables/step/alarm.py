@@ -24,8 +24,8 @@ class Alarm:
         arena: The arena of the variables, in host memory.
 
     Attributes:
-        overflow: Watches the updates of this rank. Where memory is shared, a step begins and ends with a barrier, and
-            an overflow is noted between these.
+        overflow: The watch over the updates of this rank. Where memory is shared, a step begins and ends with a
+            barrier, and an overflow is noted between these.
         text: The text of the error, which each step raises that finds infinite state; empty before.
     """
 
@@ -43,7 +43,8 @@ class Alarm:
         """Local, on each rank of a node alike. Look at the state after an overflow was noted, now or earlier.
 
         Args:
-            look: Gives the text of the error for the state that this rank has; empty where none is infinite.
+            look: A function that returns the text of the error for the state that this rank has; empty where none is
+                infinite.
             group: The ranks that have to raise the same error, where each has a part of the state: the first text
                 counts, and the call is Collective. None where all have the same.
 
@@ -67,6 +68,6 @@ def _counts_of(arena: ArenaMemory) -> AnyArray:
                 slab = arena.reserve(count, dtype, shared=True)
             except OSError as error:
                 # Every rank is here with the same error. What a rank's slice shows, it shows to this rank alone.
-                arena.accept_private("what ranks tell one another of overflows is", error)
+                arena.accept_private("a table of the overflows of ranks is", error)
         arena.overflow_counts = (slab or arena.reserve(count, dtype, shared=False)).writable
     return arena.overflow_counts

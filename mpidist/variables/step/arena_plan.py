@@ -26,13 +26,12 @@ from mpidist.variables.step.alarm import Alarm
 from mpidist.variables.step.average import MovingAverage
 from mpidist.variables.step.compressed_step import CompressionErrors
 from mpidist.variables.step.gradient import copy_of, require_same_gradients, take_rows, write_gradient
-from mpidist.variables.step.limits import Limits, Squares, squares_of
+from mpidist.variables.step.measured import LayerUpdate, Limits, MeasuredUpdate, squares_of
 from mpidist.variables.step.plan import Plan
-from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
 from mpidist.variables.update.halves import MASTER_COPY
-from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require_rate
+from mpidist.variables.update.kernel import Kernel, LayerKernel, require_rate
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
 from mpidist.variables.update.overflow import infinite_count, overflow_text
 from mpidist.variables.variable import Gradient, Slot
@@ -48,7 +47,7 @@ class ArenaPlan:
     Args:
         variables: The variables of the optimizer, the same list on every rank.
         kernel: The arithmetic.
-        options: For the work around the kernel.
+        options: The options of the optimizer.
         arena: See `Plan`.
 
     Attributes:
@@ -267,7 +266,7 @@ def open_update(
         plan: The plan of the variables.
         arithmetic: The arithmetic of the optimizer.
         options: The options of the optimizer.
-        must_be_finite: Skip updates in which a sum is not finite.
+        must_be_finite: Whether updates in which a sum is not finite are skipped.
     """
     kernel = arithmetic.kernel
     squares = squares_of(in_order=plan.arena.options.reproducible, compiles=arithmetic.compiles)
@@ -285,7 +284,7 @@ class DirectUpdate:
     Args:
         plan: The plan of the variables.
         kernel: The arithmetic.
-        arithmetic: The same, with the work around it.
+        arithmetic: The arithmetic of the kernel, with the work around it.
     """
 
     def __init__(self, plan: Plan, kernel: Kernel, arithmetic: UpdateArithmetic) -> None:
@@ -301,100 +300,3 @@ class DirectUpdate:
             update = self._arithmetic.surround(update, keep=keep, factor=settings.factor, moves=settings.moves)
         self._plan.step(numbers, is_summed=settings.is_summed).apply(update, settings)
         return True
-
-
-class MeasuredUpdate:
-    """An update whose gradients are clipped by their norms, or tested, before any parameter is changed.
-
-    Args:
-        plan: The plan of the variables.
-        kernel: The arithmetic.
-        arithmetic: The same, with the work around it.
-        limits: Clipping and the test.
-    """
-
-    def __init__(self, plan: Plan, kernel: Kernel, arithmetic: UpdateArithmetic, limits: Limits) -> None:
-        self._plan = plan
-        self._kernel = kernel
-        self._arithmetic = arithmetic
-        self._limits = limits
-
-    def __call__(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
-        """Collective. See `UpdateVariables`."""
-        # First: a kernel may refuse a learning rate, and the step is then as if it had not begun.
-        update = self._kernel.prepare(settings.step, settings.learning_rate)
-        variable_pass = _reduce(self._plan, numbers, settings)
-        factors = self._limits.factors(variable_pass, numbers, settings.factor)
-        if factors is None:
-            return False
-        keep = 1 - settings.learning_rate * self._arithmetic.decay
-        # Most variables have the same factor, and recording an update takes a while.
-        updates = {
-            factor: self._arithmetic.surround(update, keep=keep, factor=factor, moves=settings.moves)
-            for factor in set(factors.values())
-        }
-        variable_pass.apply(lambda number: updates[factors[number]])
-        return True
-
-
-class LayerUpdate:
-    """An update by a kernel that needs the norms of each variable and of its direction.
-
-    Args:
-        plan: The plan of the variables.
-        kernel: The arithmetic.
-        arithmetic: The same, with the work around it.
-        limits: Clipping and the test for what is not finite.
-        squares: See `squares_of`.
-    """
-
-    def __init__(
-        self, plan: Plan, kernel: LayerKernel, arithmetic: UpdateArithmetic, limits: Limits, squares: Squares
-    ) -> None:
-        self._squares = squares
-        self._plan = plan
-        self._kernel = kernel
-        self._arithmetic = arithmetic
-        self._limits = limits
-
-    def __call__(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
-        """Collective. See `UpdateVariables`."""
-        kernel, arithmetic = self._kernel, self._arithmetic
-        variable_pass = _reduce(self._plan, numbers, settings)
-        variable_pass.widen()
-        factors = self._limits.factors(variable_pass, numbers, settings.factor)
-        if factors is None:
-            return False
-        keep = 1 - settings.learning_rate * arithmetic.decay
-        direct = kernel.direct(settings.step)
-        # Every rank must decide alike whether there is this pass, which is collective: from what all ranks share, and
-        # not from the factors, which come out of a reduction.
-        if direct is not None or self._limits.are_measured or arithmetic.clipvalue is not None or settings.factor != 1:
-            directions = {
-                number: arithmetic.surround(direct or _leave, factor=factors[number], keeps_gradient=True)
-                for number in numbers
-            }
-            variable_pass.change(directions.__getitem__)
-        squares = variable_pass.measure(
-            lambda parameter, gradient: [self._squares(parameter), self._squares(gradient)], 2
-        )
-        updates: dict[int, Update] = {}
-        for number, (parameter_norm, direction_norm) in zip(numbers, np.sqrt(squares).tolist(), strict=True):
-            # The norm is that of the decayed parameter; the pass itself decays the parameter.
-            update = kernel.prepare(settings.step, settings.learning_rate, keep * parameter_norm, direction_norm)
-            updates[number] = arithmetic.surround(update, keep=keep, clips=False, moves=settings.moves)
-        variable_pass.apply(updates.__getitem__)
-        return True
-
-
-def _reduce(plan: Plan, numbers: tuple[int, ...], settings: UpdateSettings) -> VariablePass:
-    # Sums of half precision may overflow; the norms then show it.
-    with np.errstate(over="ignore", invalid="ignore"):
-        plan.step(numbers, is_summed=settings.is_summed).reduce(settings)
-    return plan.variable_pass(numbers)
-
-
-def _leave(
-    _parameter: AnyArray, _gradient: AnyArray, _slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
-) -> None:
-    """Local. An update that changes nothing."""

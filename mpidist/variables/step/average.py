@@ -11,9 +11,9 @@ class MovingAverage:
     """The moving average of all variables of a plan.
 
     Args:
-        plan: Its last slot is the average.
+        plan: The plan of the variables, whose last slot is the average.
         arithmetic: The arithmetic of the optimizer.
-        options: How often the variables become their average.
+        options: The options of the optimizer.
     """
 
     def __init__(self, plan: Plan, arithmetic: UpdateArithmetic, options: OptimizerOptions) -> None:

@@ -28,10 +28,10 @@ class Block(NamedTuple):
 
     Attributes:
         parameter: The parameter of the variables, writable.
-        gradients: One for each rank of the node that has a segment in a shared bundle, else this rank's own.
+        gradients: One gradient for each rank of the node that has a segment in a shared bundle, else this rank's own.
         slots: The slots of the state, in the kernel's order; none where another node has them.
-        total: Private; takes the sum of the gradients.
-        scratch: Private, for the kernel.
+        total: Private memory for the sum of the gradients.
+        scratch: Private memory for the kernel.
     """
 
     parameter: AnyArray
@@ -46,7 +46,7 @@ class Bundle:
 
     Args:
         arena: The arena of the variables.
-        variables: In the plan's order, with their numbers in it.
+        variables: The variables in the plan's order, with their numbers in it.
         slots: Names of the state and its initial value.
         scratch_count: Number of private blocks for the kernel.
         has_directions: Whether half precision also has gradients in float32, for updates in two passes.
@@ -181,7 +181,7 @@ class Bundle:
 
         Args:
             low: The first element.
-            high: Behind the last one.
+            high: The element after the last.
             of_directions: Where there are directions, they are the only gradient. All elements are then `own`.
         """
         result: list[Block] = []
@@ -213,8 +213,8 @@ class Bundle:
             index: The number of the slice.
             count: The number of ranks.
             of_directions: See `blocks`.
-            is_written: The slices are those of `writer_count` ranks. What is measured is cut over all of them, as the
-                bits of a sum depend on how it is cut.
+            is_written: Whether the slices are those of `writer_count` ranks. Measured slices are cut over all ranks,
+                since the bits of a sum depend on how it is cut.
         """
         first, last = self.own
         spans = {number: (max(start, first), min(stop, last)) for number, (start, stop) in self.spans.items()}

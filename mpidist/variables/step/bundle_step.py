@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.choice.sizes import NEVER, ring_begins
+from mpidist.comm.choice.sizes import NEVER, circulant_begins
 from mpidist.comm.first_use import at_first_use
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import ReduceOp
@@ -56,7 +56,7 @@ def open_bundle_step(bundle: Bundle, numbers: Sequence[int], *, is_summed: bool 
     Args:
         bundle: The bundle of a plan.
         numbers: The numbers of variables in it, increasing.
-        is_summed: The first segment of each node, or each private one, holds the sums already.
+        is_summed: Whether the first segment of each node, or each private one, holds the sums already.
     """
     chunks = _own_chunks(bundle, numbers)
     phase = _open_sums(bundle, numbers, chunks, is_summed=is_summed)
@@ -72,7 +72,7 @@ def open_reduced_step(bundle: Bundle, numbers: Sequence[int], reduction: Callabl
     Args:
         bundle: The bundle of a plan.
         numbers: The numbers of variables in it, increasing.
-        reduction: Collective: puts the sums into this rank's gradients.
+        reduction: A Collective function that puts the sums into this rank's gradients.
     """
     if bundle.shards is not None:
         return _open_sharded(bundle, bundle.shards, numbers, reduction)
@@ -136,9 +136,9 @@ def chunk_bytes(arena: ArenaMemory) -> int:
         return arena.options.bytes_per_pack
     if arena.namespace is not np:
         return GPU_BLOCK_BYTES
-    # With many nodes a ring takes larger arrays only.
-    ring_from = ring_begins(len(arena.communicator.node_sizes))
-    return CHUNK_BYTES if ring_from == NEVER else max(CHUNK_BYTES, ring_from)
+    # With many nodes only larger arrays go over a circulant graph.
+    circulant_from = circulant_begins(len(arena.communicator.node_sizes))
+    return CHUNK_BYTES if circulant_from == NEVER else max(CHUNK_BYTES, circulant_from)
 
 
 def _blocks_in(chunks: Sequence[Chunk]) -> list[Block]:

@@ -34,8 +34,8 @@ class CompressedReduction:
 
     Args:
         bundle: The bundle of a plan.
-        gradients: This rank's, by the numbers of the variables, increasing; in their shapes.
-        compression: Sums gradients that are large enough.
+        gradients: This rank's gradients by the numbers of the variables, increasing; in their shapes.
+        compression: The compression, which sums gradients that are large enough.
         states: The errors of earlier steps, by number; kept up to date.
     """
 
@@ -106,15 +106,15 @@ class CompressionErrors:
         """Collective. Replace the errors by those that `state` once gave, on any number of ranks.
 
         Args:
-            saved: Has what `state` gave, with numbers as strings and arrays of a checkpoint, and other things with
-                names of their own. The first dimension of an error is that of the ranks.
+            saved: A tree with the entries that `state` returned, with numbers as strings and arrays of a checkpoint; it
+                may have others. The first dimension of an error is that of the ranks.
 
         Raises:
-            CheckpointError: An error of another shape, or of no variable.
+            CheckpointError: An error has another shape, or belongs to no variable.
         """
         saved = {name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)}
         group = self._arena.communicator
-        loaded = together(group, "reading what compressed gradients had left out", lambda: self._read(saved))
+        loaded = together(group, "reading the errors of compressed gradients", lambda: self._read(saved))
         for state in self._states.values():
             # Emptied and not replaced, because planned steps hold them.
             state.clear()
@@ -127,7 +127,7 @@ class CompressionErrors:
         savers = max((int(array.shape[0]) for array in saved.get(ERROR, {}).values()), default=group.size)
         if group.rank == 0 and (savers != group.size or self.owed):
             logger.warning(
-                "%d ranks saved what each had left out of compressed gradients, %d restore: of n errors, rank r of m "
+                "%d ranks saved their errors of compressed gradients, %d restore: of n errors, rank r of m "
                 "takes the sum of those of ranks r, r + m, ...; %d of %d are not compressed now and added to the next "
                 "gradient", savers, group.size, len(self.owed), len(saved[ERROR]),
             )
@@ -137,7 +137,7 @@ class CompressionErrors:
 
         Args:
             numbers: The numbers of the variables of this step.
-            gradients: This rank's, of all variables of the plan.
+            gradients: This rank's gradients of all variables of the plan.
         """
         for number in self.owed.keys() & set(numbers):
             gradient = gradients[number]
@@ -166,11 +166,13 @@ class CompressionErrors:
         """The sum of the saved errors that fall to this rank; only these are read."""
         variable = self._variables[number] if number < len(self._variables) else None
         if variable is None or variable.sparse_gradient or tuple(array.shape[1:]) != variable.shape:
-            expected = "no such variable" if variable is None else f"shape {variable.shape} and a dense gradient"
+            own = f"{len(self._variables)} variables" if variable is None else (
+                f"a variable {number} of shape {variable.shape}{' with sparse gradients' * variable.sparse_gradient}"
+            )
             raise CheckpointError(
-                f"what was left out of the gradient of variable {number} of an optimizer needs {expected}, got shape "
-                f"{tuple(array.shape[1:])} on each of {array.shape[0]} ranks. Build the optimizer on the variables "
-                "that it was saved with"
+                f"the checkpoint has an error of compressed gradients for variable {number}, of shape "
+                f"{tuple(array.shape[1:])} on each of {array.shape[0]} ranks; the optimizer has {own}. Build it on the "
+                "variables that it was saved with, in the same order"
             )
         total = np.zeros(variable.size, np.float32 if is_half(variable.dtype) else variable.dtype)
         group = self._arena.communicator
@@ -184,7 +186,7 @@ class _Error(SyncOnReadVariable):
 
     Args:
         variable: The variable of the gradient.
-        error: This rank's.
+        error: The error on this rank.
     """
 
     def __init__(self, variable: MirroredVariable, error: AnyArray) -> None:

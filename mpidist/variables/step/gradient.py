@@ -23,12 +23,12 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     """Local. Set `view` to a gradient; rows that a sparse one names twice are added up.
 
     Args:
-        view: Shape and dtype of the variable.
-        gradient: In its shape, or rows of it.
-        variable: The one that the gradient is for.
+        view: An array of the variable's shape and dtype.
+        gradient: An array of the same shape, or rows of it.
+        variable: The variable of the gradient.
 
     Raises:
-        ValueError: Another shape, or rows that the variable does not have.
+        ValueError: The gradient has another shape, or rows that the variable does not have.
         TypeError: A dtype that does not cast.
     """
     if gradient is view:
@@ -53,7 +53,7 @@ def take_rows(gradient: Gradient, variable: BaseVariable) -> tuple[AnyArray, Any
 
     Raises:
         ValueError: Rows of another shape, or rows that the variable does not have.
-        TypeError: A dense gradient, or a dtype that does not cast.
+        TypeError: The gradient is dense, or its dtype does not cast.
     """
     if not isinstance(gradient, IndexedSlices):
         raise TypeError(
@@ -80,8 +80,8 @@ def require_same_gradients(
 
     Args:
         communicator: The ranks.
-        gradients: By number, if they are sums already; None for gradients that are still to be summed, on every rank
-            alike.
+        gradients: The gradients by number, if they are sums already; None for gradients that are still to be summed, on
+            every rank alike.
         variables: The variables that the numbers index.
     """
     same_on_all(

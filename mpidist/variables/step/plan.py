@@ -59,15 +59,16 @@ class Plan:
 
     Raises:
         MismatchError: The lists of variables differ between ranks.
-        ValueError: Variables of several strategies, or one twice.
+        ValueError: The variables are of several strategies, or one occurs twice.
         OSError: Sharing is demanded (shared=True), and node memory has run out; on every rank.
 
     Attributes:
-        number: Among the plans of the arena.
-        variables: In the plan's order, which numbers them.
+        number: The number of the plan among those of the arena.
+        variables: The variables in the plan's order, which numbers them.
         bundles: The bundles of the variables with dense gradients.
         tables: The variables with sparse gradients, by number.
-        gradients: Writable views of this rank's, in the shapes of the variables; of a table an array without rows.
+        gradients: Writable views of this rank's gradients, in the shapes of the variables; of a table an array without
+            rows.
         is_sharded: Whether some state is in shards, so that not every node has it.
         compression_states: The errors of this rank's compressed gradients, by number; see `CompressionErrors`.
     """
@@ -157,8 +158,8 @@ class Plan:
 
         Args:
             numbers: The numbers of the variables, increasing; the same on every rank, and not empty.
-            is_summed: The gradients are the sums over all ranks already, on every rank; of those in node memory the
-                first rank's count. The same on every rank.
+            is_summed: Whether the gradients are the sums over all ranks already, on every rank; of those in node memory
+                the first rank's count. The same on every rank.
         """
         step = self._steps.get((numbers, is_summed))
         if step is None:

@@ -44,6 +44,7 @@ class Selection:
         checksum: The checksum of all this.
         names: Names of the selected variables by number.
         text: The selection in words.
+        nbytes: Bytes of the selected variables.
         is_summed, plan: The constructor's argument.
     """
 
@@ -51,6 +52,7 @@ class Selection:
         self, variables: Sequence[MirroredVariable], numbers: Sequence[int], *, is_summed: bool, plan: int = 0
     ) -> None:
         self.names = {number: variables[number].name for number in numbers}
+        self.nbytes = sum(variables[number].size * variables[number].dtype.itemsize for number in numbers)
         self.is_summed = is_summed
         self.plan = plan
         self.checksum = zlib.crc32(repr((plan, is_summed, self.names)).encode())
@@ -71,6 +73,11 @@ class Meeting(NamedTuple):
 
     numbers: tuple[object, ...]
     selection: Selection
+
+    @property
+    def nbytes(self) -> int:
+        """Local. Bytes of the gradients, where none of them is sparse; for the timeline."""
+        return self.selection.nbytes
 
     @property
     def subject(self) -> str:
@@ -149,9 +156,9 @@ class Step:
 
     Args:
         selection: The selection of the variables.
-        header: Where the ranks meet first.
-        phases: In their order.
-        barrier: The barrier of the node, where they meet again; None where no memory is shared.
+        header: The meeting of the ranks before the step.
+        phases: The phases in their order.
+        barrier: The barrier of the node at the end of the step; None where no memory is shared.
     """
 
     def __init__(
@@ -170,7 +177,8 @@ class Step:
         """Collective. Sum the gradients over all ranks and apply `update` to the variables and their state.
 
         Args:
-            update: `update(parameter, gradient, slots, scratch)` on flat blocks, in place; may overwrite `gradient`.
+            update: A function `update(parameter, gradient, slots, scratch)` of flat blocks, in place; it may overwrite
+                `gradient`.
             numbers: The numbers on which the update depends, which must be the same on all ranks.
 
         Raises:

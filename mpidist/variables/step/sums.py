@@ -38,7 +38,7 @@ class Add(NamedTuple):
     """The sum of the gradients of a node's ranks.
 
     Attributes:
-        function: `function(gradients, out)` gives the sum: in `out`, or in the first of the gradients.
+        function: A function of gradients and `out` that puts the sum in `out`, or in the first of the gradients.
         pairs: Its order, as of `tree_order.pairing`.
     """
 
@@ -69,7 +69,7 @@ class NodeSums:
 
     Args:
         blocks: The blocks of this rank's slice.
-        add: Sums the ranks' gradients of a block.
+        add: The sum of the ranks' gradients of a block.
     """
 
     def __init__(self, blocks: Sequence[Block], add: Add) -> None:
@@ -98,8 +98,8 @@ class ChunkSums:
 
     Args:
         chunks: The chunks of this rank's slice.
-        add: Sums the gradients of the node's ranks.
-        all_reduce: Sums over the nodes, or over all ranks where memory is private.
+        add: The sum of the gradients of the node's ranks.
+        all_reduce: A function that sums over the nodes, or over all ranks where memory is private.
     """
 
     def __init__(self, chunks: Sequence[Chunk], add: Add, all_reduce: AllReduce) -> None:
@@ -126,7 +126,7 @@ class PhasedSums:
     """A bundle that is summed as a whole before it is updated.
 
     Args:
-        reduction: Puts the sums into the first segment; ends with a barrier of the node.
+        reduction: A function that puts the sums into the first segment; it ends with a barrier of the node.
         blocks: The blocks of this rank's slice.
     """
 
@@ -154,7 +154,7 @@ class WriteBack:
     Args:
         arena: The arena of the bundle.
         blocks: All blocks of the step.
-        phase: Sums the gradients and applies an update.
+        phase: The phase that sums the gradients and applies an update.
         room: Private memory for a block.
     """
 
@@ -206,7 +206,7 @@ def aside(update: Update, room: AnyArray) -> Update:
 
     Args:
         update: The update of a bundle's blocks.
-        room: For the copy of a block.
+        room: Private memory for the copy of a block.
     """
 
     def update_copy(
@@ -239,7 +239,7 @@ def adder(dtype: np.dtype[Any], count: int, byte_count: int, *, in_tree: bool) -
         dtype: The dtype of the gradients.
         count: Their number.
         byte_count: The number of bytes of the largest block.
-        in_tree: Add in the order of the tree over the ranks, not rank after rank.
+        in_tree: Whether to add in the order of the tree over the ranks, and not rank after rank.
     """
     if count == 1:
         return Add(_take_only, ())

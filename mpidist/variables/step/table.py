@@ -84,8 +84,8 @@ class Table:
         """Local. Take this replica's gradient for the next step.
 
         Args:
-            indices: Shape (n,), of rows of the variable. A row that is named twice counts twice.
-            values: Shape (n, ...), dtype of the variable.
+            indices: The indices of rows of the variable, shape (n,). A row that is named twice counts twice.
+            values: The rows, shape (n, ...), of the variable's dtype.
         """
         # A row that this rank names often is sent once.
         self._given = self._rows.merge(indices, values)
@@ -185,7 +185,7 @@ class TableStep:
 
     Args:
         arena: The arena of the tables.
-        tables: The same on every rank.
+        tables: The tables, the same on every rank.
         is_summed: Whether every rank has put the rows of all ranks, so that nothing is gathered.
     """
 

@@ -101,7 +101,8 @@ class VariablePass:
         """Collective. Sums over all elements of each variable, by one small all-reduce.
 
         Args:
-            measure: `measure(parameter, gradient)` gives `count` numbers for a block; they are added up.
+            measure: A function `measure(parameter, gradient)` that returns `count` numbers for a block; they are added
+                up.
             count: The number of the numbers.
 
         Returns:

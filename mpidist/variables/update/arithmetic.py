@@ -28,11 +28,11 @@ class UpdateSettings(NamedTuple):
     """The numbers of one update.
 
     Attributes:
-        step: 1 in the first update.
+        step: The number of the update, from 1.
         learning_rate: The learning rate of this update.
-        factor: The sums of the gradients are multiplied with it.
-        is_summed: The gradients are the sums over all replicas already.
-        must_be_finite: Nothing is updated if an element of a sum is not finite.
+        factor: The factor of the sums of the gradients.
+        is_summed: Whether the gradients are the sums over all replicas already.
+        must_be_finite: Whether the update is skipped if an element of a sum is not finite.
         calls: The calls whose gradients were accumulated: factor, `is_summed`, and how many in a row are alike.
         moves: Number of moves of the average towards the parameter before it changes.
     """
@@ -76,13 +76,13 @@ class UpdateArithmetic:
         on_gpu: Whether the blocks are on a GPU, where one kernel does all the work.
         compiles: Whether updates in host memory are compiled; see `compiled.is_wanted`.
         has_halves: Whether some parameters are of half precision.
-        overflow: Watches compiled updates.
+        overflow: The watch over compiled updates.
 
     Attributes:
         kernel: The constructor's argument.
         slots: Name and initial value of every slot, in the order in which an update gets them.
         scratch_count: Number of scratch blocks that an update gets.
-        decay: The parameters lose this fraction times the learning rate.
+        decay: The fraction that the parameters lose in an update, times the learning rate.
         clipvalue: The clipvalue of the options.
         compiles: The constructor's argument.
         is_needed: Whether there can be any work around the kernel.
@@ -145,9 +145,9 @@ class UpdateArithmetic:
 
         Args:
             update: The update of the kernel, for one step.
-            keep: The parameter is first multiplied with it.
-            factor: The gradient is first multiplied with it.
-            clips: Then clip the gradient by value.
+            keep: The factor with which the parameter is multiplied first.
+            factor: The factor with which the gradient is multiplied first.
+            clips: Whether the gradient is then clipped by value.
             keeps_gradient: Whether the content that the update leaves in the gradient is read later.
             moves: See `UpdateSettings`.
         """
@@ -179,7 +179,7 @@ class UpdateArithmetic:
 
         Args:
             step: The step of the update that has just changed the parameter. In step 1 the average becomes its value.
-            moves: Number of times.
+            moves: Number of moves.
         """
         momentum, is_first = self._momentum**moves, step == 1
 

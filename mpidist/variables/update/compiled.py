@@ -36,7 +36,7 @@ _Function = tuple[Code, tuple[str, ...]]
 
 
 class BlockArrays(Protocol):
-    """Arrays of one length, of an update: see `mpidist.variables.step.bundle.Block`."""
+    """The arrays of an update, of one length: see `mpidist.variables.step.bundle.Block`."""
 
     @property
     def parameter(self) -> AnyArray:
@@ -45,7 +45,7 @@ class BlockArrays(Protocol):
 
     @property
     def gradients(self) -> tuple[AnyArray, ...]:
-        """Local. One for each rank."""
+        """Local. One gradient for each rank."""
         ...
 
     @property
@@ -103,8 +103,8 @@ class CompiledUpdate:
         update: The update of one step, on blocks.
         slot_count: Number of its slots.
         scratch_count: Number of its scratch blocks.
-        keeps_gradient: Store the values that the update leaves in `gradient`.
-        overflow: Watches the loops.
+        keeps_gradient: Whether to store the values that the update leaves in `gradient`.
+        overflow: The watch over the loops.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CompiledUpdate:
         """Local. Take blocks of half precision, too.
 
         Args:
-            widened: Makes an update for them from this one, which then gets their numbers in float32.
+            widened: A function that makes an update for them from this one, which then gets their numbers in float32.
         """
         update = widened(self)
         self._of_halves = None if update is self else update
@@ -144,9 +144,9 @@ class CompiledUpdate:
         """Local. Update the state, and store the new parameter elsewhere.
 
         Args:
-            parameter: Stays as it is.
-            new: Takes the new parameter.
-            gradient: The sum; may be overwritten.
+            parameter: The parameter, which does not change.
+            new: Memory for the new parameter.
+            gradient: The sum, which may be overwritten.
             slots: The state.
 
         Returns:
@@ -158,7 +158,7 @@ class CompiledUpdate:
         """Local. Add up gradients and update, over all of a rank's work.
 
         Args:
-            runs: Where it is.
+            runs: The places of this work.
             pairs: The order in which gradients are added up, see `Loop.pairs`.
 
         Returns:

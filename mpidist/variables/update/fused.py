@@ -79,7 +79,7 @@ class Program:
         names: The arrays that the program loads or stores, in the order of its arguments: p, g, s0, s1, ...
         loaded: The arrays whose first value counts.
         stored: The arrays that the program changes.
-        statements: In their order.
+        statements: The statements in their order.
         scalars: The numbers of this step.
         widens: Whether a number is of a wider dtype than the blocks, or rounded: then NumPy computes in a wider one.
     """
@@ -228,7 +228,7 @@ def record(
         dtype: The dtype of the blocks: float32, float64 or float16.
         slot_count: Number of its slots.
         scratch_count: Number of its scratch blocks.
-        keeps_gradient: Store the values that the update leaves in `gradient`.
+        keeps_gradient: Whether to store the values that the update leaves in `gradient`.
 
     Returns:
         The program.

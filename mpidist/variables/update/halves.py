@@ -44,9 +44,9 @@ def in_float32(update: Update, slot_count: int, *, has_master: bool) -> Update:
     """Local. An update of blocks in float32, for parameters of half precision, too.
 
     Args:
-        update: On blocks of one dtype.
+        update: An update of blocks of one dtype.
         slot_count: The number of slots that it gets.
-        has_master: Behind these there is one for the float32 copy of the parameter.
+        has_master: Whether one more slot follows these, for the float32 copy of the parameter.
 
     Returns:
         An update whose slots and scratch are float32 where the parameter is of half precision; its scratch is that of

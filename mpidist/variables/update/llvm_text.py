@@ -39,7 +39,7 @@ _COMPARISONS = {
 
 
 class Loop(NamedTuple):
-    """All that the text depends on.
+    """The facts on which the text depends.
 
     Attributes:
         names, loaded, stored, statements: The fields of the `Program`.
@@ -47,7 +47,7 @@ class Loop(NamedTuple):
         type: "f" or "d", NumPy's character for the dtype of the blocks.
         gradient_count: Number of gradients that are added up.
         pairs: Their order: of each pair the sum takes the place of the first, and the last sum is at 0.
-        is_aside: The new parameter is stored to another array than that from which it is loaded.
+        is_aside: Whether the new parameter is stored to another array than that from which it is loaded.
         is_of_rows: Whether only some rows of parameter and state are updated; the gradient has these rows alone, and
             takes the new parameter if that is stored elsewhere.
     """
@@ -81,12 +81,13 @@ def loop_of(
         program: The program.
         dtype: The dtype of the blocks.
         pairs: The order in which gradients are added up; there is one more of them.
-        is_aside: The new parameter is written to another array.
-        is_of_rows: Only some rows are updated.
+        is_aside: Whether the new parameter is written to another array.
+        is_of_rows: Whether only some rows are updated.
 
     Raises:
-        UnknownOperationError: NumPy's result is not to be had so: the program has a power, exponential, logarithm or
-            hyperbolic tangent, or numbers of a wider dtype, or the dtype is not that of one of the machine's numbers.
+        UnknownOperationError: A compiled loop cannot give NumPy's result: the program has a power, exponential,
+            logarithm or hyperbolic tangent, or numbers of a wider dtype, or the dtype is not that of one of the
+            machine's numbers.
     """
     if dtype.char not in TYPES or not dtype.isnative:
         raise UnknownOperationError(f"blocks of dtype {dtype}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -17,6 +17,12 @@ ACCUMULATED, ACCUMULATES = "accumulated", "accumulates"
 COMPRESSION = "compression_"
 # The momentum of the outer steps of groups, which is a slot of each variable.
 OUTER_MOMENTUM = "outer_momentum"
+# The number of these steps, where their learning rate depends on it.
+OUTER_STEPS = "outer_steps"
+
+
+class PartialState(dict[str, Any]):
+    """The state of an object in a checkpoint of which it takes what fits; in the place of a dictionary."""
 
 
 class OptionKeywordsButDecay(TypedDict, total=False):

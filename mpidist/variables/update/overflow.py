@@ -45,7 +45,7 @@ class Overflow:
         self.see()
 
     def see(self) -> None:
-        """Local. Take what has been noted so far as known."""
+        """Local. Count the overflows that were noted so far as known."""
         self.seen = self.counts.tobytes()
         # Counts are never set back: a rank that comes late must see them, too. In one step one more is noted, however
         # often it happens.
@@ -87,7 +87,7 @@ def overflow_text(variable: str, slot: str, count: int, dtype: np.dtype[Any]) ->
 
     Args:
         variable: The variable of the state.
-        slot: Its name.
+        slot: The name of the state.
         count: The number of the elements.
         dtype: The dtype of the state.
     """

@@ -19,7 +19,7 @@ def parts_of(array: AnyArray) -> AnyArray:
     """Local. A view of complex numbers as real ones, two for each; other arrays are themselves.
 
     Args:
-        array: Flat and contiguous.
+        array: A flat, contiguous array.
     """
     return array.view(f"f{array.dtype.itemsize // 2}") if array.dtype.kind == "c" else array
 
@@ -43,7 +43,7 @@ K = TypeVar("K", Kernel, LayerKernel)
 
 
 class _Parts(Generic[K]):
-    """The state of a kernel, which both parts have for themselves; for both kinds of kernels."""
+    """The state of a kernel, which the real and the imaginary part each have; for both kinds of kernels."""
 
     def __init__(self, kernel: K) -> None:
         self._kernel: K = kernel

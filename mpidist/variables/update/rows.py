@@ -51,10 +51,10 @@ class RowArithmetic:
         """Local. Add up the values of rows of one number, in their order.
 
         Args:
-            indices: Shape (n,).
+            indices: The indices of the rows, shape (n,).
             values: n rows of any shape with as many elements as the parameter's rows have.
-            index: Gives this part of the merged rows only.
-            count: The number of `count` parts, with nearly as many rows each.
+            index: The number of the part of the merged rows that is returned.
+            count: The number of parts, which have nearly as many rows each.
         """
         return merge_rows(indices.astype(np.int64, copy=False), values.reshape(len(indices), self._width), index, count)
 
@@ -87,7 +87,7 @@ class RowArithmetic:
 
         Args:
             merged: The rows.
-            measure: `measure(parameter, gradient)` gives `count` numbers for a block.
+            measure: A function `measure(parameter, gradient)` that returns `count` numbers for a block.
             count: The number of the numbers.
 
         Returns:

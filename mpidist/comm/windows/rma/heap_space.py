@@ -1,4 +1,4 @@
-"""Room for heaps: what the ranks of a host want together against what its shared memory has.
+"""Room for heaps: the heaps of all ranks of a host must fit its shared memory.
 
 MPI libraries differ where there is too little: Open MPI raises an error, and MPICH ends the process by a signal when a
 page is first touched.
@@ -18,7 +18,7 @@ _FOLDER = "/dev/shm"
 
 
 class _Demand(NamedTuple):
-    """The wish of a rank, and its place.
+    """The heap of a rank, and its place.
 
     Attributes:
         heap_bytes: The size of its heap.

@@ -15,7 +15,7 @@ def allocate(mpi: MPI.Intracomm, heap_bytes: int, *, is_shared: bool) -> MPI.Win
 
     Args:
         mpi: The ranks.
-        heap_bytes: The heap bytes of this rank's heap.
+        heap_bytes: The size of this rank's heap in bytes.
         is_shared: Whether all ranks share a node. What `Win.Allocate` gives there is shared as well, but Open MPI does
             not show it.
     """
@@ -36,7 +36,7 @@ def mapped(win: MPI.Win, rank: int, heap_bytes: int) -> AnyArray | None:
     Args:
         win: The window.
         rank: The owner of the heap.
-        heap_bytes: Its size.
+        heap_bytes: The size of the heap in bytes.
     """
     try:
         memory, _ = win.Shared_query(rank)

@@ -68,7 +68,7 @@ class RmaWindow(Window):
     Args:
         communicator: A communicator for the window alone; it is closed with the window.
         heap_bytes: The size of this rank's heap.
-        options: `silence_seconds` is the limit of a host that says nothing.
+        options: The options, of which `silence_seconds` is the limit of a host that sends nothing.
 
     Raises:
         OSError: A host has no room for the heaps of its ranks; on every rank.
@@ -253,7 +253,7 @@ class RmaWindow(Window):
         self._go_on_with(sending)
 
     def _go_on(self) -> None:
-        """Let MPI make progress with what was sent, and release what is complete."""
+        """Let MPI make progress with messages, and release those that are complete."""
         for sending in self._sending.values():
             if sending:
                 self._go_on_with(sending)

@@ -27,7 +27,7 @@ class Address(NamedTuple):
         place: The kernel and its network, within which a name is valid.
         name: The name of the Unix socket. It is in no file system (`man 7 unix`), so no file is left.
         interfaces: Addresses of the host with their networks, "10.1.0.5/16"; empty where no port is open.
-        port: On all of these; 0 where none is open.
+        port: The port on all of these; 0 where none is open.
     """
 
     place: tuple[str, str]
@@ -36,7 +36,7 @@ class Address(NamedTuple):
     port: int
 
     def to_json(self) -> list[Any]:
-        """Local. As `from_json` takes it."""
+        """Local. The address as JSON, for `from_json`."""
         return [list(self.place), self.name.hex(), list(self.interfaces), self.port]
 
     @classmethod
@@ -44,7 +44,7 @@ class Address(NamedTuple):
         """Local. An address that was written as JSON.
 
         Raises:
-            ValueError: It is none.
+            ValueError: `given` is no address.
         """
         try:
             (boot, network), name, found, port = given
@@ -89,7 +89,7 @@ def listen_by_port(ports: tuple[int, int] | None) -> tuple[socket.socket, int]:
     """Local. A TCP socket that waits for connections on all interfaces, and its port.
 
     Args:
-        ports: The first and the last one allowed; None for any.
+        ports: The first and the last allowed port; None for any.
 
     Raises:
         OSError: None of them is free.
@@ -117,8 +117,8 @@ def call(address: Address, here: Address, seconds: float, first: int = 0) -> soc
     """Local. Connect to a rank.
 
     Args:
-        address: Where it waits.
-        here: This rank's own.
+        address: The address at which the rank waits.
+        here: The address of this rank.
         seconds: The limit for each of its interfaces.
         first: The interface to begin with: at another machine's address another process may answer.
 

@@ -56,10 +56,10 @@ class Connection:
 
     Attributes:
         link: The socket; None as long as it is being opened.
-        expected: The answers that are awaited: where a get's bytes go, or None for the answer to SYNC.
+        expected: The answers that are awaited: the memory for a get's bytes, or None for the answer to SYNC.
         is_synced: Whether the other end was asked to say that it has all that was put.
         was_used: Whether a frame has come.
-        is_held: Whether nothing is sent over it.
+        is_held: Whether this connection is only held open, and nothing is sent over it.
     """
 
     def __init__(self, rank: int, place: Place, take: Take) -> None:
@@ -79,7 +79,7 @@ class Connection:
         self._got = 0
 
     def has_more(self) -> bool:
-        """Local. Whether something waits to be sent."""
+        """Local. Whether data waits to be sent."""
         return bool(self._queue)
 
     def send(self, kind: Kind, at: int = 0, size: int = 0, body: memoryview = NOTHING) -> None:
@@ -100,7 +100,7 @@ class Connection:
         self.write()
 
     def write(self) -> None:
-        """Local. Send what waits, as far as the kernel takes it now; raises as `send`."""
+        """Local. Send waiting data, as far as the kernel takes it now; errors as in `send`."""
         queue = self._queue
         while queue and self.link is not None:
             try:
@@ -115,10 +115,10 @@ class Connection:
                 queue[0] = queue[0][sent:]
 
     def read(self) -> None:
-        """Local. Take the frames that have come.
+        """Local. Process the frames that have arrived.
 
         Raises:
-            BrokenConnectionError: The connection has ended, or what comes is no frame.
+            BrokenConnectionError: The connection has ended, or received data is no frame.
         """
         taken = 0
         while self.link is not None and taken < _TURN_BYTES:
@@ -138,7 +138,7 @@ class Connection:
                 self._advance()
 
     def divert(self) -> None:
-        """Local. Let what is still to come of a put go nowhere."""
+        """Local. Discard the rest of a put that is being received."""
         if self._frame is not None and self._frame[0] is Kind.PUT:
             self._into = memoryview(bytearray(self._into.nbytes))
 

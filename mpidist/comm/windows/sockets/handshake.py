@@ -130,7 +130,7 @@ def receive(link: socket.socket, count: int, end: float | None) -> bytes:
 
     Args:
         link: A connection.
-        count: How many.
+        count: The number of bytes.
         end: The latest moment, by `time.monotonic`; None for any time.
 
     Raises:

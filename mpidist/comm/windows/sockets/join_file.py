@@ -30,9 +30,9 @@ class JoinFile(NamedTuple):
     Attributes:
         version: The version of mpidist.
         host: The name of the chief's host, for display.
-        process: The number of its process, likewise.
-        rank: The chief's.
-        address: Where it waits.
+        process: The number of the chief's process, for display.
+        rank: The rank of the chief.
+        address: The address at which the chief waits.
         secret: The secret of the window.
         silence_seconds: The time without data after which a host of the job counts as lost.
         ports: See `WindowOptions`.
@@ -49,16 +49,16 @@ class JoinFile(NamedTuple):
 
 
 class WrittenFile:
-    """Local. The file of a job that continues.
+    """Local. The file of a running job.
 
     Args:
-        directory: For the file; made where it is missing.
+        directory: The directory of the file; made where it is missing.
         content: The content of the file.
         here: The address of a rank on this host, to call another job's chief from.
 
     Raises:
-        OSError: It cannot be written; the directory is another user's, or others may write there; or the job of a file
-            that is there continues.
+        OSError: The file cannot be written; the directory is another user's, or others may write there; or the job of
+            an existing file is still running.
     """
 
     def __init__(self, directory: Path, content: JoinFile, here: Address) -> None:
@@ -98,7 +98,7 @@ def read(directory: Path) -> JoinFile:
         directory: The directory of the file.
 
     Raises:
-        LauncherError: There is none, it is not this user's alone, or nothing that this version knows.
+        LauncherError: There is no such file, others may read it, or its content is unknown to this version.
     """
     path = directory / NAME
     try:
@@ -149,7 +149,7 @@ def connect(directory: Path, found: JoinFile, here: Address) -> socket.socket:
         here: The address of this process.
 
     Raises:
-        LauncherError: It is not there any more, or cannot be reached.
+        LauncherError: The chief is not running any more, or cannot be reached.
     """
     try:
         return call(found.address, here, _CALL_SECONDS)

@@ -19,12 +19,12 @@ _LOOK_SECONDS = 0.05
 
 
 class Neighbours(NamedTuple):
-    """The ranks of a window with which one that joins has to do.
+    """The ranks of a window with which a joining process communicates.
 
     Attributes:
         heap_sizes: The heap sizes of all ranks that have begun the window.
-        processes: Likewise.
-        addresses: By rank, of those with which it communicates. All others count as lost.
+        processes: The processes of these ranks.
+        addresses: The addresses, by rank, of those with which it communicates. All others count as lost.
     """
 
     heap_sizes: tuple[int, ...]
@@ -37,7 +37,7 @@ class JoinedWindow(SocketWindow):
 
     Args:
         introduction: The introduction of this process.
-        neighbours: The others.
+        neighbours: The other ranks.
         door: The listener of this process; closed with the window.
         lifeline: The connection over which this process was given its rank, and the rank at the other end: the end of
             the one process is known to the other by it. It is closed with the window.
@@ -85,7 +85,7 @@ class JoinedWindow(SocketWindow):
         return super().lost() | (self._losses.gone() & self._door.addresses.keys())
 
     def is_given_up_by(self, rank: int) -> bool:
-        """Local. Whether a rank lives, as far as this one knows, and speaks to it no more."""
+        """Local. Whether a rank is alive, as far as this one knows, and has closed its connection to it."""
         return rank in self.lost() and rank not in super().lost()
 
     def _is_whole(self) -> bool:

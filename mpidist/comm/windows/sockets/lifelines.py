@@ -31,8 +31,8 @@ class Lifelines:
 
     Args:
         communicator: The ranks. Several hosts are among them.
-        options: The ports, and the limit of a host that says nothing.
-        losses: Where deaths are noted, at any moment.
+        options: The ports, and the limit of a host that sends nothing.
+        losses: The record in which deaths are noted, at any moment.
 
     Raises:
         OSError: No port is free on a host; on every rank.
@@ -62,8 +62,8 @@ class _Watch:
     """The thread that detects deaths, also while the program's own is in a call of MPI that never returns.
 
     Attributes:
-        thread: Begins to watch when it is started.
-        is_ready: Set when all ranks are connected.
+        thread: The thread, which begins to watch when it is started.
+        is_ready: An event that is set when all ranks are connected.
     """
 
     def __init__(self, door: Door, losses: Losses, count: int) -> None:

@@ -77,7 +77,7 @@ class Door:
     Attributes:
         secret: The constructor's argument.
         addresses: The addresses of all ranks; one that joins is added.
-        desk: For processes that ask for a rank; None where no rank gives any.
+        desk: The desk for processes that ask for a rank; None where no rank gives any.
         bell: A descriptor that can be read when `take` has something.
     """
 

@@ -31,7 +31,7 @@ class Newcomer(NamedTuple):
 
     Attributes:
         process: Its process.
-        address: Where it waits for connections.
+        address: The address at which it waits for connections.
         version: The version of mpidist.
         python: The version of Python, "3.12": functions are sent as its code.
     """
@@ -48,7 +48,7 @@ class Introduction(NamedTuple):
     Attributes:
         rank: The rank that it was given, which no other process had.
         process: Its process.
-        address: Where it waits for connections.
+        address: The address at which it waits for connections.
         replaces: The ranks that had its place before. Nothing that they do counts from now on.
     """
 
@@ -74,12 +74,12 @@ class Request:
 
         Args:
             introduction: The place with which it joins.
-            data: All that it needs.
+            data: The data that it needs.
         """
         self._answers.put((introduction, data))
 
     def refuse(self, reason: str) -> None:
-        """Local. Send it away.
+        """Local. Refuse the process.
 
         Args:
             reason: A sentence for its user.
@@ -130,13 +130,13 @@ class Desk:
         """Local. Take a request, wait until it is decided, and answer. Called in a thread of the door's.
 
         Args:
-            link: To a process that has proved that it knows the secret.
+            link: The connection to a process that has proved that it knows the secret.
 
         Returns:
-            What it joins as; None if it was refused.
+            The introduction with which it joins; None if it was refused.
 
         Raises:
-            RefusedError: It does not identify itself.
+            RefusedError: The process does not identify itself.
         """
         end = time.monotonic() + LIMIT_SECONDS
         (length,) = _LENGTH.unpack(receive(link, _LENGTH.size, end))
@@ -181,14 +181,14 @@ def ask(link: socket.socket, newcomer: Newcomer) -> bytes:
     """Local. Ask the rank that has a desk for a rank, and wait for the answer as long as that takes.
 
     Args:
-        link: To it, after `greet`.
+        link: The connection to that rank, after `greet`.
         newcomer: This process.
 
     Returns:
-        What was given to `Request.welcome`.
+        The data that `Request.welcome` was given.
 
     Raises:
-        RefusedError: It refuses this process, or has ended.
+        RefusedError: The rank refuses this process, or has ended.
     """
     text = json.dumps(newcomer._replace(address=newcomer.address.to_json())).encode()  # type: ignore[arg-type]
     send(link, _LENGTH.pack(len(text)) + text, time.monotonic() + LIMIT_SECONDS)

@@ -55,7 +55,7 @@ class SocketWindow(Window):
     Args:
         communicator: A communicator for the window alone; it is closed with the window.
         heap_bytes: The size of this rank's heap.
-        options: Its ports, and the limit of a host that says nothing.
+        options: The ports, and the limit of a host that sends nothing.
         admits_later: Whether processes may join that are not in the communicator; the same on all ranks.
 
     Raises:
@@ -106,7 +106,7 @@ class SocketWindow(Window):
         return self._door
 
     def admit(self, introduction: Introduction) -> None:
-        """Local. Know a rank that joins; nothing if it is known.
+        """Local. Add a rank that joins, unless it is known already.
 
         Args:
             introduction: The introduction of the rank.
@@ -244,7 +244,7 @@ class SocketWindow(Window):
             self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Wait for what can be done with a connection now."""
+        """Register the events of a connection to wait for."""
         if connection in self._open and connection.link is not None:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_more() else 0)
             self._selector.modify(connection.link, events, connection)

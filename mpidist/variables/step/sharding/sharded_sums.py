@@ -50,7 +50,7 @@ class LaneExchange:
         byte_count: Number of bytes that go around at a time.
 
     Attributes:
-        rounds: In their order; none on a rank without a lane.
+        rounds: The rounds in their order; none on a rank without a lane.
     """
 
     def __init__(self, bundle: Bundle, shards: Shards, numbers: Sequence[int], byte_count: int) -> None:
@@ -155,9 +155,10 @@ class ShardedSums:
         bundle: The bundle.
         shards: The shards of its state.
         numbers: The numbers of variables in it, increasing.
-        add: Sums the gradients of the node's ranks.
+        add: The sum of the gradients of the node's ranks.
         byte_count: See `LaneExchange`.
-        reduction: Collective: puts the sums of all ranks into the first segment; None where the lanes do it.
+        reduction: A Collective function that puts the sums of all ranks into the first segment; None where the lanes do
+            it.
     """
 
     def __init__(

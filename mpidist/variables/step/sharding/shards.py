@@ -25,7 +25,7 @@ class Shards:
 
     Args:
         arena: The arena of the variables.
-        edges: Shard i has the elements [edges[i], edges[i + 1]) of the flat order.
+        edges: The limits of the shards: shard i has the elements [edges[i], edges[i + 1]) of the flat order.
         is_shared: Whether the state is in node memory.
 
     Attributes:
@@ -34,7 +34,7 @@ class Shards:
         index: The number of the shard of this node.
         own: The first element of this shard and the one after its last.
         writers: This rank's place among the ranks that update the shard, and their number.
-        collective: Over one rank of each node that has the same lane: sums and new parameters travel here.
+        collective: The collective of one rank of each node that has the same lane, for sums and new parameters.
         messages: Messages over these ranks; None where memory is private, and the program may have chosen the
             collective.
         lane: The number of this rank's lane; None on a rank without one.
@@ -93,8 +93,8 @@ def cut(
     Args:
         arena: The arena of the variables.
         size: Number of elements, or of rows.
-        slice_of: `slice_of(size, index, count)` gives a slice of them.
-        floor: Gives the last place up to an element at which the state may be cut.
+        slice_of: A function: `slice_of(size, index, count)` returns a slice of them.
+        floor: A function that returns the last place up to an element at which the state may be cut.
         is_shared: Whether the state is in node memory.
         width: Number of elements of a row.
     """

@@ -2,15 +2,46 @@
 
 Ranks of its node that wait in memory find it in their page. Ranks of other nodes get a message, and look for it while
 they wait for the comparison of a step between nodes. A rank that waits in another call of MPI stays there.
+
+A communicator may have parts, as the logical devices of a replica, whose ranks wait for each other in pages of their
+own. A rank calls out in the pages of its parts as well: who comes out there calls out in its other parts.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from mpidist.comm.calls.signature_page import CallPage
 from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.errors import RankError, mark_shared
+
+
+class Counts(NamedTuple):
+    """The counts of a communicator's calls, which differ between ranks after some of them have come out of one.
+
+    Attributes:
+        calls: The number of signed calls.
+        noted: The number of all calls.
+        barriers: The number of barriers of the node.
+        comparisons: The number of comparisons between nodes that were begun.
+        broken: The call that the rank has left in the middle; empty if there is none.
+    """
+
+    calls: int
+    noted: int
+    barriers: int
+    comparisons: int
+    broken: str
+
+    @classmethod
+    def of(cls, communicator: Communicator) -> Counts:
+        """Local. The counts of this rank."""
+        order = communicator.order
+        barriers = order.barrier.count if isinstance(order.barrier, NodeBarrier) else 0
+        return cls(order.number, communicator.calls.number, barriers, order.comparisons, order.broken)
 
 
 class CallingOut:
@@ -18,11 +49,11 @@ class CallingOut:
 
     Args:
         group: The ranks.
-        sibling: The same ranks, on a communicator without other messages.
+        sibling: A communicator of the same ranks, without other messages.
     """
 
     def __init__(self, group: Communicator, sibling: Communicator) -> None:
-        order = group.order
+        order, self._group = group.order, group
         self._page = order.page
         self._rank, self._size = group.rank, group.size
         # Ranks that are still to come out may wait in MPI until this one lets it continue; any call of MPI does.
@@ -54,15 +85,15 @@ class CallingOut:
         """Local. Come out of a call in which this rank waits.
 
         Raises:
-            RankError: A rank has failed, and makes this call no more; on every rank.
+            RankError: A rank has failed, and will not make this call; on every rank.
         """
         if self.is_called:
             raise mark_shared(RankError("a call is abandoned: another rank has failed and will not make it"))
 
     def call(self) -> None:
-        """Local. Call all ranks out of what they wait in, and show that this one has come out."""
-        if self._page is not None:
-            self._page.call_out()
+        """Local. Call all ranks out of the calls in which they wait, and show that this one has come out."""
+        for page in self._pages():
+            page.call_out()
         if self._mpi is not None and self._rank not in self._out:
             self._out.add(self._rank)
             for other in set(range(self._size)) - {self._rank}:
@@ -78,9 +109,34 @@ class CallingOut:
         return len(self._out) == self._size
 
     def take_back(self) -> None:
-        """Local. Take the call to this node back; this rank is in no hurry any more."""
-        if self._page is not None:
-            self._page.end_call()
+        """Local. Withdraw the call to this node: its ranks may wait again."""
+        for page in self._pages():
+            page.end_call()
+
+    @property
+    def communicators(self) -> list[Communicator]:
+        """Local. The ranks' communicator, and its parts in which this rank is."""
+        return [self._group, *self._group.parts]
+
+    def go_on(self, of_ranks: Sequence[Mapping[Hashable, Counts]], meet: Callable[[], object]) -> None:
+        """Collective. After all have come out, let each communicator continue with the same counts on all its ranks.
+
+        Args:
+            of_ranks: For each rank the counts of its communicators, by their identities.
+            meet: Collective. No rank uses a page before all have called it.
+        """
+        of_each = [
+            (one.order, [held[key] for held in of_ranks if (key := one.order.identity) in held])
+            for one in self.communicators
+        ]
+        for order, counts in of_each:
+            order.go_on_at(max(one.calls for one in counts), max(one.noted for one in counts))
+            if isinstance(order.barrier, NodeBarrier):
+                order.barrier.go_on_at(max(one.barriers for one in counts))
+        self.take_back()
+        meet()
+        for order, counts in of_each:
+            order.catch_up(max(one.comparisons for one in counts))
 
     def end(self) -> None:
         """Collective. All ranks have met: what was called before counts no more."""
@@ -88,6 +144,9 @@ class CallingOut:
         self._turn += 1
         self._out.clear()
         self._sent = [(request, words) for request, words in self._sent if not request.Test()]
+
+    def _pages(self) -> list[CallPage]:
+        return [one.order.page for one in self.communicators if one.order.page is not None]
 
     def _receive(self) -> None:
         while self._mpi.Iprobe(tag=self._tag):

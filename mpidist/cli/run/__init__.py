@@ -1,0 +1,1 @@
+"""`mpidist run` starts a job, and starts it again after a death."""

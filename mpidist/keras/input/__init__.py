@@ -1,0 +1,1 @@
+"""The input of `fit`: which rows of which batches this replica reads."""

@@ -1,0 +1,1 @@
+"""The parts of a model that take part in distribution: optimizers, losses, metrics, seeds."""

@@ -1,0 +1,1 @@
+"""The distributed model, its callbacks, its results and its files."""
