@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -60,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("mpidist-long")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of which nothing is selected: each rank would import them."""
+    names = filter(None, config.getoption("--select").split(","))
+    return None if all(selection.needs_file(name, collection_path) for name in names) else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take what is selected, and give long forms time."""
     if names := config.getoption("--select"):
@@ -103,8 +110,9 @@ def leaks_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep the report of each test for `leaks_nothing`."""
+    """Keep the report of each test for `leaks_nothing`, with what the test has cost."""
     report = yield
+    times.measure(report)
     if report.when == "call":
         item.stash[_REPORT] = report
     return report
@@ -128,10 +136,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Look at what is held before the first test."""
+    """Look at what is held, and what was used, before the first test."""
     # At its first example Hypothesis looks for who holds NumPy's generator, and would not see what is frozen by then.
     hypothesis.find(hypothesis.strategies.none(), lambda _: True)
     session.config.stash[_CHECK] = leaks.LeakCheck()
+    times.begin()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

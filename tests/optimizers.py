@@ -225,7 +225,7 @@ FAMILIES = (
     ),
     Family(
         name="Adam",
-        defaults=(0.001, 0.9, 0.999, 1e-7, 0.0, False),
+        defaults=(0.001, 0.9, 0.999, 1e-7, 0.0, False, False),
         settings={"Adam": {}, "AMSGrad": {"amsgrad": True}},
         formulas={"Adam": (_ADAM, adam(False, 0.0)), "AMSGrad": ({**_ADAM, "amsgrad": True}, adam(True, 0.0))},
         torch={
@@ -248,7 +248,7 @@ FAMILIES = (
     ),
     Family(
         name="AdamW",
-        defaults=(0.001, 0.9, 0.999, 1e-7, 0.004, False),
+        defaults=(0.001, 0.9, 0.999, 1e-7, 0.004, False, False),
         settings={"AdamW": {"weight_decay": 0.1}, "AdamW with AMSGrad": {"weight_decay": 0.01, "amsgrad": True}},
         formulas={"AdamW": ({**_ADAM, "weight_decay": 0.5}, adam(False, 0.5))},
         torch={
@@ -286,7 +286,7 @@ FAMILIES = (
     ),
     Family(
         name="RMSprop",
-        defaults=(0.001, 0.9, 0.0, 1e-7, False),
+        defaults=(0.001, 0.9, 0.0, 1e-7, False, False),
         settings={"RMSprop": {}, "RMSprop, centered, momentum": {"momentum": 0.5, "centered": True}},
         formulas={
             "RMSprop": ({"learning_rate": 0.1, "rho": 0.8, "epsilon": 0.01}, rmsprop(False, 0.0)),

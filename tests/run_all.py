@@ -7,9 +7,9 @@ The MPI is the one of this environment. Every test has a time limit (see `mpidis
 the end, also of a run that is cut off, come the minutes of each part and the slowest tests. Exit code 0: all passed.
 
 `--select quick` takes minutes instead of half an hour: a quarter of the unit and parallel tests, on 2 ranks, and the
-programs of the pages. `tests/helpers/selection.py` has the other selections. The seed that they choose by, and by which
-Hypothesis draws, is that of the commit; `MPIDIST_TEST_SEED` in the environment is another one.
-`MPIDIST_TEST_SELECTION` there stands for `--select`.
+programs of the pages; `--select glance` of each file one test. `tests/helpers/selection.py` has the other selections.
+The seed that they choose by, and by which Hypothesis draws, is that of the commit; `MPIDIST_TEST_SEED` in the
+environment is another one. `MPIDIST_TEST_SELECTION` there stands for `--select`.
 
 With --long tests that draw or repeat do so more often, tests marked `long` run, the parallel tests also on 5 ranks, and
 deliberate faults show whether the tests notice (`tests/mutation.py`): for a night, not for every change.
@@ -52,6 +52,7 @@ class Part:
     Attributes:
         name: For people.
         command: What to run.
+        sleeps: Whether ranks sleep where they wait, since several programs share the cores.
         result: How it went; empty before.
         seconds: Of the clock.
         cpu_seconds: Of all cores, by the processes that have ended.
@@ -59,6 +60,7 @@ class Part:
 
     name: str
     command: list[str]
+    sleeps: bool = False
     result: str = ""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -98,7 +100,9 @@ class Run:
         # A folder of its own: pytest cleans up those of earlier runs, and ranks that do so at once get in each other's
         # way.
         with tempfile.TemporaryDirectory(prefix="mpidist-tests-", ignore_cleanup_errors=True) as folder:
-            environment = {**launch_environment(), "PYTEST_DEBUG_TEMPROOT": folder, **self.variables}
+            environment = {
+                **launch_environment(sleeps=part.sleeps), "PYTEST_DEBUG_TEMPROOT": folder, **self.variables
+            }
             code = wait(subprocess.Popen(part.command, cwd=ROOT, env=environment), self.limit)
         if code is None:
             return f"FAILED: not done after {self.limit:.0f} s"
@@ -111,7 +115,7 @@ class Run:
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts one after another, then say how each went."""
     options, others = parse(arguments)
-    names = [*selection.QUICK] if options.select == "quick" else [name for name in options.select.split(",") if name]
+    names = [*selection.TOGETHER.get(options.select, filter(None, options.select.split(",")))]
     seed = os.environ.get(selection.SEED) or str(commit_seed())
     try:
         parts = parts_of(
@@ -157,7 +161,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         help="print which share of the package's lines the tests run; programs that tests start do not count",
     )
     options, others = parser.parse_known_args(arguments)
-    standard = "2" if options.select == "quick" else "1,2,3,4,5" if options.long else "1,2,3,4"
+    standard = "2" if options.select in selection.TOGETHER else "1,2,3,4,5" if options.long else "1,2,3,4"
     try:
         options.ranks = [int(n) for n in (options.ranks or standard).split(",")]
     except ValueError:
@@ -180,11 +184,13 @@ def parts_of(options: argparse.Namespace, others: list[str]) -> list[Part]:
         start = mpirun_command(count, find_mpirun()) if count > 1 else []
         workers = _at_once(UNIT_AT_ONCE, options) if count == 1 else []
         command = [*start, *measured, *workers, "--with-mpi", "tests/parallel", *chosen]
+        # Ranks of one job find each other sooner by spinning: 4 on two cores took 7 minutes so, and 12 by sleeping.
         parts.append(Part(f"{count} rank{'s' if count > 1 else ''}", command))
     if not options.skip_programs:
-        parts.append(Part("programs", [*pytest, *_at_once(PROGRAMS_AT_ONCE, options), "tests/system", *chosen]))
+        command = [*pytest, *_at_once(PROGRAMS_AT_ONCE, options), "tests/system", *chosen]
+        parts.append(Part("programs", command, sleeps=True))
     if options.long and not options.k:
-        parts.append(Part("faults", [sys.executable, "tests/mutation.py"]))
+        parts.append(Part("faults", [sys.executable, "tests/mutation.py"], sleeps=True))
     return parts
 
 

@@ -36,7 +36,7 @@ ALONE = ["test_compilation.py", "test_signatures.py"]
 TOGETHER = [
     "test_device_binding.py", "test_fused_updates.py", "test_device_variables.py", "test_device_strategy.py",
     "test_device_input.py", "test_device_reader.py", "test_device_metrics.py", "test_late_streams.py",
-    "test_device_collectives.py", "test_central_storage.py",
+    "test_device_collectives.py", "test_central_storage.py", "test_device_adapters.py",
 ]
 PROGRAMS = ["test_device_programs.py", "test_doctor_gpus.py"]
 # Of the benchmark, which only a machine with GPUs runs as a whole.
@@ -55,6 +55,7 @@ ROWS = {
     "training": "variables.test_an_optimizer",
     "a strategy on the GPU that it names": "strategy.test_",
     "variables in host memory, replicas on GPUs": "central_storage.test_",
+    "calls of adapters of frameworks": "adapters.test_arrays_stay",
     "programs": "programs.test_",
     "speed": SPEED,
 }

@@ -15,6 +15,17 @@ FAULTS = (
         "parallel/comm/backends/test_node.py::test_the_barrier_keeps_everyone_until_the_last", 2,
     ),
     Fault(
+        "signed calls are counted differently after an exchange met one", "comm/calls/text.py",
+        "    go_on_at(max(signed_numbers), max(numbers))\n", "    calls.go_on_at(max(numbers))\n",
+        "parallel/comm/test_call_order.py::test_ranks_continue_together_after_an_exchange_met_a_signed_call", 2,
+    ),
+    Fault(
+        "a rank shows the text of a call before its checksum is gone", "comm/calls/comparison.py",
+        "        self.restart()\n        page.write(place, self.number, text)\n",
+        "        page.write(place, self.number, text)\n        self.restart()\n",
+        "parallel/comm/test_call_order.py::test_a_rank_shows_the_text_of_its_call_when_its_checksum_is_gone", 2,
+    ),
+    Fault(
         "who gathers combines its own array last", "comm/backends/gather_to_one.py",
         "combine([received[rank] for rank in self._ranks], total[piece], op)",
         "combine([*received.values()], total[piece], op)",
@@ -24,6 +35,20 @@ FAULTS = (
         "an allocated array is combined twice behind a block", "comm/backends/node.py",
         "one[begin : min(begin + length, mine.stop)] for one", "one[begin : begin + length] for one",
         "parallel/comm/backends/test_node.py", 3,
+    ),
+    Fault(
+        "the last elements of a copy past the cache are missing", "comm/arithmetic/stores.py",
+        "    np.copyto(target.reshape(-1)[rest:], source.reshape(-1)[rest:])\n", "    del rest\n",
+        "unit/comm/test_stores.py",
+    ),
+    Fault(
+        "copies past the cache have no fence", "comm/arithmetic/stores.py",
+        "end=[\"  fence seq_cst\"]", "end=[]", "unit/comm/test_stores.py",
+    ),
+    Fault(
+        "the mean of an allocated array is its sum", "comm/backends/node.py",
+        "                if divisor != 1:\n", "                if divisor < 1:\n",
+        "parallel/comm/backends/test_node.py::test_the_mean_of_an_allocated_array_is_its_sum_divided", 2,
     ),
     Fault(
         "each chunk of a tree is the first one", "comm/backends/tree.py",
@@ -65,6 +90,16 @@ FAULTS = (
         "self._gather_around(total, slices, first=self._rank + 1)",
         "self._gather_around(total, slices, first=self._rank)",
         CONTRACT + "large_arrays", 3,
+    ),
+    Fault(
+        "a circulant exchange forgets the blocks around the end", "comm/backends/circulant.py",
+        "runs = [(begin, end), (0, count - (end - begin))]", "runs = [(begin, end)]",
+        "parallel/comm/backends/test_between_nodes.py::test_any_number_of_ranks_sends_the_same_in_few_rounds", 4,
+    ),
+    Fault(
+        "a circulant exchange sends half of an odd number rounded down", "comm/backends/circulant.py",
+        "low = (high + 1) // 2", "low = high // 2",
+        "unit/comm/test_circulant.py",
     ),
     Fault(
         "tree pairs in any order", "comm/arithmetic/tree_order.py",

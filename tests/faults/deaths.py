@@ -117,6 +117,20 @@ FAULTS: tuple[Fault, ...] = (
         "unit/failures/test_farewell.py::test_who_is_done_may_be_gone_before_this_rank_sees_it",
     ),
     Fault(
+        "a farewell ends at once by an error of MPI", "failures/farewell.py",
+        "        time.sleep(max(0.0, (died or time.monotonic()) + DISCOVERY_SECONDS - time.monotonic()))\n", "",
+        "unit/failures/test_farewell.py::test_survivors_end_at_one_time_however_they_hear_of_a_death",
+    ),
+    Fault(
+        "a survivor waits for the dead", "failures/farewell.py",
+        "and not WATCH.may_have_ended(one.key)", "",
+        "unit/failures/test_farewell.py::test_a_survivor_ends_when_the_others_have_spoken",
+    ),
+    Fault(
+        "a survivor does not say that it has spoken", "failures/farewell.py", "page.said = True", "pass",
+        "unit/failures/test_farewell.py::test_a_survivor_ends_when_the_others_have_spoken",
+    ),
+    Fault(
         "a farewell is that of the first group", "failures/farewell.py",
         "while waiting := [(one, request) for one, request in waiting if one.can_be_kept() and not request.Test()]:",
         "while not waiting[0][1].Test():",

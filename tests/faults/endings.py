@@ -62,8 +62,23 @@ FAULTS = (
     ),
     Fault(
         "who runs a closure again waits for the other worker", "observe/trace.py",
-        ' and event["communicator"] != _NO_COMMUNICATOR', "",
+        ' and event["communicator"] != NO_COMMUNICATOR', "",
         "system/observe/test_trace.py::test_who_ran_a_closure_again_has_waited_for_nobody",
+    ),
+    Fault(
+        "a rank that is late waits, too", "cli/trace/efficiency.py",
+        "np.maximum(0, np.minimum(end, last[number]) - begin)", "np.maximum(0, end - begin)",
+        "unit/cli/test_trace.py::test_the_time_of_a_rank_is_shared_out",
+    ),
+    Fault(
+        "calls inside others count twice", "cli/trace/timeline.py",
+        "np.concatenate([[True], begin[rows][1:] >= ended[:-1]])", "True",
+        "unit/cli/test_trace.py::test_calls_inside_others_and_beside_the_program_take_no_time_of_it",
+    ),
+    Fault(
+        "each call in a timeline asks the launcher for its rank", "observe/trace.py",
+        "        if self._rank is None:\n            self._rank", "        if True:\n            self._rank",
+        "unit/observe/test_trace_cost.py::test_a_call_runs_few_functions_more",
     ),
     Fault(
         "a call has not left", "recorder/calls.py",

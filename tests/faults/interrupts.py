@@ -45,8 +45,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the next call is the one that does not end", "failures/interrupts.py",
-        "elif inside is not None and inside is order and inside.number == number:",
-        "elif inside is not None and inside is order:",
+        "elif inside is not None and inside is order and inside.number == number and not self._patient:",
+        "elif inside is not None and inside is order and not self._patient:",
         f"{_INTERRUPTS}calls_that_come_and_go_after_an_interrupt_end_nothing",
     ),
     Fault(

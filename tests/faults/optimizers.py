@@ -19,7 +19,8 @@ FAULTS = (
         "unit/optimizers/test_optimizers.py::test_adams_first_step_is_the_rate",
     ),
     Fault(
-        "epsilon as in Keras", "optimizers/families/adam.py", "epsilon = self.epsilon / root", "epsilon = self.epsilon",
+        "epsilon as in Keras", "optimizers/families/adam.py",
+        "epsilon = self.epsilon if self.has_epsilon_hat else self.epsilon / root", "epsilon = self.epsilon",
         FORMULAS,
     ),
     Fault(

@@ -14,6 +14,7 @@ SIGNALS = "unit/parameter_server/test_serving_signals.py::test_"
 AWAITED = "unit/parameter_server/test_serving_awaited.py::test_"
 PAGE = "unit/checkpoint/test_checkpoint_cut.py::test_a_variable_about_as_large_as_a_page_comes_back"
 NAME = "unit/checkpoint/test_checkpoint_cut.py::test_a_name_that_changes_while_the_file_is_made_is_saved_as_it_is_then"
+BEHIND = "unit/checkpoint/test_checkpoint_cut.py::test_the_program_continues_while_the_servers_save"
 
 FAULTS = (
     Fault(
@@ -128,7 +129,19 @@ FAULTS = (
         "if not bounds or record.nbytes < PAGE_BYTES:", "if not bounds or record.nbytes <= PAGE_BYTES:", PAGE,
     ),
     Fault(
-        "a name that changed while the file was made is saved as it was", "checkpoint/server_snapshot.py",
+        "the chief's values change while servers save in the background", "checkpoint/background/served.py",
+        "        snapshot.copy()\n", "", BEHIND,
+    ),
+    Fault(
+        "a save in the background is lost with the strategy of its servers", "strategy/parameter_server/strategy.py",
+        "        chief.wait_for_snapshot()\n", "", BEHIND,
+    ),
+    Fault(
+        "a save that is left out looks at no message of the servers", "checkpoint/background/save.py",
+        "            self._main_thread.look()\n", "            pass\n", BEHIND,
+    ),
+    Fault(
+        "a name that changed while the file was made is saved as it was", "checkpoint/background/served.py",
         "(now.records, now.shared) != (plan.records, plan.shared)", "now.records != plan.records", NAME,
     ),
     Fault(

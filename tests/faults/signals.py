@@ -64,8 +64,8 @@ FAULTS: tuple[Fault, ...] = (
         "        self._states.go_back(steps)\n", "        pass\n", _RESCUE,
     ),
     Fault(
-        "ranks go on one call apart after a failed step", "checkpoint/preemption/rescue.py",
-        "        order.go_on_at(max(one.calls for one in everyone), max(one.noted for one in everyone))\n", "", _RESCUE,
+        "ranks go on one call apart after a failed step", "checkpoint/preemption/calling_out.py",
+        "            order.go_on_at(max(one.calls for one in counts), max(one.noted for one in counts))\n", "", _RESCUE,
     ),
     Fault(
         "a program that is stuck after a notice is never saved", "checkpoint/preemption/rescue.py",
@@ -107,13 +107,19 @@ FAULTS: tuple[Fault, ...] = (
         _LOSES_NOTHING, 3,
     ),
     Fault(
-        "who waits for others to come out keeps their messages waiting", "comm/group/calling_out.py",
+        "who waits for logical devices does not hear of a failed one", "checkpoint/preemption/calling_out.py",
+        "        for page in self._pages():\n            page.call_out()\n",
+        "        if self._page is not None:\n            self._page.call_out()\n",
+        "parallel/strategy/tpu/test_preempted.py::test_a_logical_device_that_fails_loses_nothing", 4,
+    ),
+    Fault(
+        "who waits for others to come out keeps their messages waiting", "checkpoint/preemption/calling_out.py",
         "        self._progress()\n", "",
         "parallel/comm/test_calling_out.py::test_a_rank_that_waits_for_others_to_come_out_lets_their_messages_go_on",
     ),
     Fault(
-        "between nodes ranks go on one comparison apart after a failed step", "checkpoint/preemption/rescue.py",
-        "        order.catch_up(max(one.comparisons for one in everyone))\n", "",
+        "between nodes ranks go on one comparison apart after a failed step", "checkpoint/preemption/calling_out.py",
+        "            order.catch_up(max(one.comparisons for one in counts))\n", "            pass\n",
         _LOSES_NOTHING, 3,
     ),
     Fault(

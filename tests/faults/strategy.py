@@ -65,13 +65,12 @@ FAULTS = (
     ),
     Fault(
         "collectives outside run combine one replica in silence", "strategy/default.py",
-        "        if strategy is not None:\n            raise RuntimeError(\n                f\"get_replica_context",
-        "        if False:\n            raise RuntimeError(\n                f\"get_replica_context",
+        "    strategy = context.open_strategy()\n    if strategy is not None:\n", "    if False:\n",
         "parallel/strategy/test_strategy.py::test_collectives_outside_run_are_refused_while_a_strategy_is_open", 2,
     ),
     Fault(
-        "a strategy that nobody has any more refuses collectives outside run", "strategy/opened.py",
-        "    gc.collect()\n", "",
+        "a strategy that nobody has any more refuses collectives outside run", "context.py",
+        "until a collection.\n    gc.collect()\n", "until a collection.\n",
         "parallel/strategy/test_strategy.py::test_collectives_outside_run_warn_once_without_a_strategy", 2,
     ),
 )

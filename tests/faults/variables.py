@@ -84,17 +84,17 @@ FAULTS = (
         OPTIONS + "accumulated_calls_are_one_of_their_mean", 2,
     ),
     Fault(
-        "clipping before unscaling", "variables/step/limits.py",
+        "clipping before unscaling", "variables/step/measured.py",
         "self._clipping(norms * factor)", "self._clipping(norms)",
         OPTIONS + "scaled_gradients_are_unscaled", 2,
     ),
     Fault(
-        "the global norm is that of each variable", "variables/step/limits.py",
+        "the global norm is that of each variable", "variables/step/measured.py",
         "np.asarray(np.sqrt(np.dot(norms, norms)))", "norms",
         "parallel/optimizers/test_families.py::test_global_norm_is_over_all_variables_and_dtypes", 2,
     ),
     Fault(
-        "steps that are not finite are made", "variables/step/limits.py",
+        "steps that are not finite are made", "variables/step/measured.py",
         "if self._must_be_finite and not np.isfinite(norms).all():", "if False:",
         OPTIONS + "one_ranks_overflow_skips_the_step_on_all", 2,
     ),
@@ -193,7 +193,7 @@ FAULTS = (
         "sums.sum() + np.dot(rest, rest)", "sums.sum()", "unit/comm/test_compiled_sums.py::test_squares",
     ),
     Fault(
-        "norms are compiled where their bits are promised", "variables/step/limits.py",
+        "norms are compiled where their bits are promised", "variables/step/measured.py",
         "    if in_order:", "    if in_order and not compiles:",
         "parallel/optimizers/test_compiled.py::test_norms_are_compiled_unless_their_bits_are_promised", 2,
     ),
@@ -290,8 +290,18 @@ FAULTS = (
         "parallel/comm/test_call_order.py::test_writes_to_other_variables_and_other_metrics_are_errors", 2,
     ),
     Fault(
+        "shapes of new variables are not compared", "variables/making/creation.py",
+        "require_same([what for *_, what in theirs], ", "require_same([None for _ in theirs], ",
+        "parallel/variables/test_arena.py::test_another_shape_or_dtype_is_a_mismatch_on_all", 2,
+    ),
+    Fault(
+        "memory is lost where a variable cannot be made", "variables/making/creation.py",
+        "        arena.give_back_released(released)\n", "",
+        "parallel/variables/test_arena.py::test_memory_is_used_again_after_a_creation_has_failed", 2,
+    ),
+    Fault(
         "names of variables are not compared", "variables/making/creation.py",
-        "[given for given, _ in everyone], ", "[name for _ in everyone], ",
+        "[given for given, *_ in theirs], ", "[name for _ in theirs], ",
         "parallel/variables/test_variables.py::test_variables_of_one_shape_that_a_rank_makes_in_another_order", 2,
     ),
     Fault(

@@ -37,6 +37,9 @@ NEW_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
+# Where several programs share the cores, a rank that waits in MPICH sleeps for a moment between two looks: else it
+# keeps the core from the others. Open MPI knows by itself.
+GIVE_WAY = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 
 class NoLauncherError(Exception):
@@ -55,12 +58,17 @@ def find_mpirun(python: str = sys.executable) -> str:
     return found
 
 
-def launch_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment for a program that is to be launched, also where this process is itself a rank."""
+def launch_environment(environment: Mapping[str, str] | None = None, *, sleeps: bool = True) -> dict[str, str]:
+    """An environment for a program that is to be launched, also where this process is itself a rank.
+
+    Args:
+        environment: What is given besides; default: that of this process.
+        sleeps: Whether ranks sleep where they wait in MPICH: those of several programs that run at a time.
+    """
     environment = dict(os.environ if environment is None else environment)
     if launch.read(environment) is not None:
         environment = {name: value for name, value in environment.items() if not name.startswith(_LAUNCHER_PREFIXES)}
-    return {**NEW_VARIABLES, **environment}
+    return {**NEW_VARIABLES, **(GIVE_WAY if sleeps else {}), **environment}
 
 
 @functools.cache

@@ -15,8 +15,9 @@ from tests.helpers.leftovers import mapped_node_memory, open_orders
 
 # One of each for the whole process.
 _THREADS_OF_THE_PROCESS = ("mpidist-communication", "mpidist-deaths", "mpidist-watchdog")
-# By the name of its class: tqdm's thread has a name of its own in later versions only.
-_MONITOR = "TMonitor"
+# By the names of their classes: tqdm's thread, which has a name of its own in later versions only; and the threads that
+# Python has not started, of which it never hears the end: XLA's pool calls back on them.
+_OF_OTHERS = ("TMonitor", "_DummyThread")
 # A pool that is shut down lets its threads end by themselves.
 _ENDING_SECONDS = 2.0
 # A collection of garbage takes longer than most tests: node memory is judged once in so many tests, and has leaked if
@@ -43,11 +44,15 @@ class Holdings(NamedTuple):
     node_memory: frozenset[str]
 
 
-def held() -> Holdings:
-    """Local. What this process holds now."""
+def held(node_memory: frozenset[str] | None = None) -> Holdings:
+    """Local. What this process holds now.
+
+    Args:
+        node_memory: That which is mapped, where it is known.
+    """
     threads = frozenset(
         one for one in threading.enumerate()
-        if one.name not in _THREADS_OF_THE_PROCESS and type(one).__name__ != _MONITOR
+        if one.name not in _THREADS_OF_THE_PROCESS and type(one).__name__ not in _OF_OTHERS
     )
     files = set()
     for number in os.listdir("/proc/self/fd"):
@@ -58,7 +63,9 @@ def held() -> Holdings:
         # MPI libraries open sockets and files of their own when they like.
         if path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/sys/")) and not _is_device(path):
             files.add(f"{number}: {path}")
-    return Holdings(resource.held() - KEPT, threads, frozenset(files), frozenset(mapped_node_memory()))
+    if node_memory is None:
+        node_memory = frozenset(mapped_node_memory())
+    return Holdings(resource.held() - KEPT, threads, frozenset(files), node_memory)
 
 
 def clear_broken_calls() -> list[str]:
@@ -78,6 +85,8 @@ class LeakCheck:
         # Pieces of node memory: the test that made each, and how many collections of garbage it has outlived.
         self._suspects: dict[str, tuple[str, int]] = {}
         self._before = held()
+        # What was mapped at the end of the last test, and how much.
+        self._mapped = self._before.node_memory, _mapped_pages()
         self._tests = self._modules = 0
 
     def begin(self) -> None:
@@ -88,7 +97,9 @@ class LeakCheck:
             self._modules = len(sys.modules)
             gc.collect()
             gc.freeze()
-        self._before = held()
+        # To read the list of mappings takes longer than all the rest, and between two tests little is mapped.
+        node_memory, pages = self._mapped
+        self._before = held(node_memory if _mapped_pages() == pages else None)
 
     def end(self, test: str, *, keeps_memory: bool) -> list[str]:
         """Local. Look after a test; returns a line for each thing that it, or an earlier test, has left behind.
@@ -98,7 +109,9 @@ class LeakCheck:
             keeps_memory: Whether the test makes node memory for later tests.
         """
         self._tests += 1
+        pages = _mapped_pages()
         now = held()
+        self._mapped = now.node_memory, pages
         if not keeps_memory:
             for piece in now.node_memory - self._before.node_memory:
                 self._suspects[piece] = (test, 0)
@@ -141,6 +154,11 @@ def _held_at_end(before: frozenset[threading.Thread]) -> Holdings:
     while (now := held()).threads - before and time.monotonic() < end:
         time.sleep(0.01)
     return now
+
+
+def _mapped_pages() -> int:
+    """Of all memory that is mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0])
 
 
 def _more(now: Holdings, before: Holdings) -> list[frozenset[object]]:

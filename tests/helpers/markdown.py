@@ -88,4 +88,4 @@ def all_pages() -> list[Path]:
 
 def documentation() -> list[Path]:
     """The pages whose Python blocks are programs: the front page and the guides."""
-    return [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    return [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/*/*.md"))]

@@ -14,8 +14,8 @@ import pytest
 
 from tests.helpers import stuck
 
-# The last one's error counts.
-STARTS = 3
+# The last one's error counts. On a busy machine Slurm failed to start the ranks of one test three times in a row.
+STARTS = 5
 _COUNT = pytest.StashKey[int]()
 _NAME = "started again"
 

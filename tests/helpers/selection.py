@@ -1,4 +1,4 @@
-"""Which tests a run takes: all, or by `--selection NAME,...` some of them, of which a seed chooses.
+"""Which tests a run takes: all, or by `--select NAME,...` some of them, of which a seed chooses.
 
 The seed is `MPIDIST_TEST_SEED`; `tests/run_all.py` takes it from the commit, so that each commit runs other tests, and
 Hypothesis draws other examples. All ranks of a run choose alike.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).resolve().parents[1]
 SEED = "MPIDIST_TEST_SEED"
 # Tests of `tests/unit` whose outcome no dependency can change: they read texts, or go through models in plain Python.
 ONCE = (
@@ -30,15 +31,25 @@ LAUNCHER = (
     "test_ending", "test_example", "test_forked_children", "test_full_memory", "test_host_deaths",
     "test_host_strategies", "test_host_traffic", "test_interrupts", "test_joining", "test_joining_alone",
     "test_joining_attacks", "test_joining_hosts", "test_joining_pace", "test_launch_lines",
-    "test_parameter_server_hosts", "test_preempted_servers", "test_preemption", "test_slurm",
-    "test_slurm_preempted_servers", "test_slurm_preemption", "test_slurm_traps", "test_start", "test_virtual_hosts",
-    "test_window_deaths", "test_windows", "test_worker_deaths",
+    "test_parameter_server_hosts", "test_preempted_servers", "test_preemption", "test_restart", "test_slurm",
+    "test_slurm_preempted_servers", "test_slurm_preemption", "test_slurm_restart", "test_slurm_traps", "test_start",
+    "test_virtual_hosts", "test_window_deaths", "test_windows", "test_worker_deaths",
 )
 # Programs that a stranger's first run takes: those of the pages. The example is run by the README's first command.
 PAGES = ("test_documentation",)
+# The folders of tests of adapters: frameworks may be installed in one stage only.
+ADAPTERS = ("torch", "keras", "jax")
+# What stands in a file of which such a selection keeps something; others need not be imported.
+TEXTS: Mapping[str, re.Pattern[str]] = {
+    "many": re.compile(r"min_size=([5-9]|\d\d|[A-Z])"),
+    # Of their page, and of a class in another module, tests know when they are made.
+    "frameworks": re.compile("torch|jax|keras|Contract|all_pages"),
+}
 WAITING = re.compile(r"^(import time|from tests\.helpers(\.| import .*)(limits|waiting|launching))\b", re.MULTILINE)
 # A function with fewer cases is taken as it is.
 WIDE = 16
+# What needs more ranks than the run of the other half has is not divided.
+OTHER_RANKS = 3
 
 Items = list[pytest.Item]
 
@@ -63,22 +74,51 @@ def select(names: Iterable[str], items: Items) -> Items:
     return items
 
 
-def cover(items: Items, random: random.Random) -> Iterable[pytest.Item]:
+def needs_file(name: str, path: Path) -> bool:
+    """Whether a selection may keep a test of a file, by what stands in it."""
+    pattern, folder = TEXTS.get(name), SELECTIONS[name][0] if name in SELECTIONS else ""
+    if pattern is None or not path.is_relative_to(TESTS / folder) or not path.name.startswith("test_"):
+        return True
+    return path.parent.name in ADAPTERS or pattern.search(path.read_text(encoding="utf-8")) is not None
+
+
+def cover(items: Items, _: random.Random) -> Iterable[pytest.Item]:
     """Of each function with many cases those that have every pair of values of two of its parameters at least once."""
-    functions: dict[str, Items] = {}
-    for item in items:
-        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in functions.values():
-        yield from cases if len(cases) < WIDE else _pairwise(cases, random)
+    for name, cases in _functions(items).items():
+        yield from cases if len(cases) < WIDE else _covering(cases, _chance(name), _pairs)
+
+
+def values(items: Items, _: random.Random) -> Iterable[pytest.Item]:
+    """Of each function as few cases as have every value of each of its parameters."""
+    for name, cases in _functions(items).items():
+        yield from _covering(cases, _chance(name), _values)
+
+
+def half(items: Items, _: random.Random) -> Iterable[pytest.Item]:
+    """Of what two runs take, half of the cases of each function, and all functions with one case."""
+    for name, cases in _functions(items).items():
+        yield from _half(name, cases)
+
+
+def other_half(items: Items, _: random.Random) -> Iterable[pytest.Item]:
+    """The other half, and all functions with one case."""
+    for name, cases in _functions(items).items():
+        others = _half(name, cases)
+        yield from cases if others is cases else [case for case in cases if case not in others]
 
 
 def quarter(items: Items, random: random.Random) -> Iterable[pytest.Item]:
     """A quarter of all, and at least one of each file."""
     kept = [item for item in items if random.random() < 0.25]
+    return [*kept, *some(items, random)]
+
+
+def some(items: Items, random: random.Random) -> Iterable[pytest.Item]:
+    """One of each file."""
     files: dict[Path, Items] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    return [*kept, *(random.choice(cases) for cases in files.values())]
+    return [random.choice(cases) for cases in files.values()]
 
 
 def dependent(items: Items, _: random.Random) -> Iterable[pytest.Item]:
@@ -97,15 +137,18 @@ def pages(items: Items, _: random.Random) -> Iterable[pytest.Item]:
 
 
 def frameworks(items: Items, _: random.Random) -> Iterable[pytest.Item]:
-    """Tests that use PyTorch or JAX, and pages with blocks that require a package."""
+    """Tests that use PyTorch, JAX or Keras, those of the adapters, and pages with blocks that require a package."""
     for item in items:
+        if item.path.parent.name in ADAPTERS:
+            yield item
+            continue
         call = getattr(item, "callspec", None)
         page = None if call is None else call.params.get("page")
         if isinstance(page, Path):
             text = page.read_text(encoding="utf-8") if "prints" in item.name else ""
         else:
             text = inspect.getsource(item.function) if isinstance(item, pytest.Function) else ""
-        if re.search("^```python requires" if isinstance(page, Path) else "torch|jax", text, re.MULTILINE):
+        if re.search("^```python requires" if isinstance(page, Path) else "torch|jax|keras", text, re.MULTILINE):
             yield item
 
 
@@ -113,6 +156,11 @@ def waiting(items: Items, _: random.Random) -> Iterable[pytest.Item]:
     """Tests of files that wait for something, or start what does."""
     found = {path: WAITING.search(path.read_text(encoding="utf-8")) for path in {item.path for item in items}}
     return [item for item in items if found[item.path]]
+
+
+def three(items: Items, _: random.Random) -> Iterable[pytest.Item]:
+    """Tests that want 3 ranks or 4."""
+    return [item for item in items if _ranks_of(item) in (3, 4)]
 
 
 def many(items: Items, _: random.Random) -> Iterable[pytest.Item]:
@@ -123,21 +171,53 @@ def many(items: Items, _: random.Random) -> Iterable[pytest.Item]:
 # What it keeps of a folder of tests, or of all; other folders stay whole.
 SELECTIONS: Mapping[str, tuple[str, Callable[[Items, random.Random], Iterable[pytest.Item]]]] = {
     "unit-quarter": ("unit", quarter),
+    "unit-some": ("unit", some),
     "dependent": ("unit", dependent),
     "cover": ("parallel", cover),
+    "unit-values": ("unit", values),
+    "values": ("parallel", values),
+    "program-values": ("system", values),
+    "half": ("", half),
+    "other-half": ("", other_half),
     "quarter": ("parallel", quarter),
+    "some": ("parallel", some),
+    "three": ("parallel", three),
     "many": ("parallel", many),
     "launcher": ("system", launcher),
     "pages": ("system", pages),
     "frameworks": ("", frameworks),
     "waiting": ("", waiting),
 }
-# What a person gets who wants to see soon that all is well.
-QUICK = ("unit-quarter", "quarter", "pages")
+# Several at once, on two ranks: for who wants to see soon that all is well, and to show that the tests run at all.
+TOGETHER = {"quick": ("unit-quarter", "quarter", "pages"), "glance": ("unit-some", "some", "pages")}
 
 
 def _is_below(item: pytest.Item, folder: str) -> bool:
     return not folder or item.nodeid.startswith(f"tests/{folder}/")
+
+
+def _functions(items: Items) -> dict[str, Items]:
+    """The cases of each function, by its name."""
+    functions: dict[str, Items] = {}
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return functions
+
+
+def _chance(name: str) -> random.Random:
+    """Chance for a function alone: runs that take other functions choose alike."""
+    return random.Random(f"{seed()} {name}")
+
+
+def _half(name: str, cases: Items) -> Items:
+    first = cases[0]
+    both_run_it = _is_below(first, "parallel") or (_is_below(first, "system") and first.path.stem in LAUNCHER)
+    if len(cases) == 1 or not both_run_it or _ranks_of(first) > OTHER_RANKS:
+        return cases
+    chance = _chance(name)
+    # MPICH, which runs this half, skips the others at a landing.
+    run = [case for case in cases if case.get_closest_marker("long_on_mpich") is None]
+    return chance.sample(run, (len(run) + chance.randrange(2)) // 2)
 
 
 def _ranks_of(item: pytest.Item) -> int:
@@ -146,24 +226,37 @@ def _ranks_of(item: pytest.Item) -> int:
     return 0 if marker is None else int(marker.kwargs.get("min_size", 0))
 
 
-def _pairwise(cases: Items, random: random.Random) -> Items:
-    """Cases that have all pairs of values, few of them: always the one next that adds most pairs."""
-    missing = {case: _pairs(case) for case in random.sample(cases, len(cases))}
-    kept = []
+def _covering(cases: Items, random: random.Random, parts: Callable[[pytest.Item], set[object]]) -> Items:
+    """Cases that have all parts that any has, few of them: always the one next that adds most."""
+    missing = {case: parts(case) for case in random.sample(cases, len(cases))}
+    kept: Items = []
     while missing:
         best = max(missing, key=lambda case: len(missing[case]))
         new = missing.pop(best)
-        if not new:
+        if kept and not new:
             break
         kept.append(best)
-        for pairs in missing.values():
-            pairs.difference_update(new)
+        for others in missing.values():
+            others.difference_update(new)
     return kept
+
+
+def _values(case: pytest.Item) -> set[object]:
+    """The values of a case's parameters."""
+    call = getattr(case, "callspec", None)
+    return set() if call is None else {(name, _text(value)) for name, value in call.params.items()}
+
+
+def _text(value: object) -> str:
+    """What tells a value from others: pytest's own indices count cases where one line gives several parameters."""
+    try:
+        return repr(value)
+    except Exception:
+        # A test may be about objects that have no text.
+        return f"{type(value)} {id(value)}"
 
 
 def _pairs(case: pytest.Item) -> set[object]:
     """The values of a case's parameters, and all pairs of them."""
-    call = getattr(case, "callspec", None)
-    # By their texts: pytest's own indices count cases where one line gives several parameters.
-    values = [] if call is None else [(name, repr(value)) for name, value in sorted(call.params.items())]
-    return {*values, *itertools.combinations(values, 2)}
+    found = sorted(_values(case), key=str)
+    return {*found, *itertools.combinations(found, 2)}

@@ -25,8 +25,9 @@ from tests.helpers import stuck
 from tests.helpers.limits import limit
 from tests.helpers.processes import descendants, environment_of, state_of
 
-# Between two looks. A core that is asked for more often would be missing elsewhere.
+# Between two looks, at first and in a long wait. A look costs up to five milliseconds of a core that others need.
 _LOOK_SECONDS = 0.01
+_LONG_LOOK_SECONDS = 0.05
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 
 
@@ -46,6 +47,7 @@ def until(
         OutsideError: It was proved why, and that is no matter of mpidist.
     """
     end = time.monotonic() + limit(seconds)
+    pause = _LOOK_SECONDS
     while not condition():
         # What the job did last may be what is waited for.
         if job is not None and job.poll() is not None and not condition():
@@ -55,7 +57,8 @@ def until(
         if time.monotonic() > end:
             seen, kind = ("", AssertionError) if job is None else stuck.examine(job)
             raise kind(f"after {limit(seconds):.0f} s still not {what or condition}\n{seen}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(pause)
+        pause = min(1.05 * pause, _LONG_LOOK_SECONDS)
 
 
 def until_exists(*paths: Path | str, job: subprocess.Popen[Any] | None = None, seconds: float = 60) -> None:

@@ -126,7 +126,7 @@ class VirtualHosts:
         """
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         pace = {name: os.environ[name] for name in (limits.VARIABLE,) if name in os.environ}
-        variables = {**launching.NEW_VARIABLES, **pace, "PYTHONPATH": path, **environment}
+        variables = {**launching.NEW_VARIABLES, **launching.GIVE_WAY, **pace, "PYTHONPATH": path, **environment}
         answering = launching.answering(program) if self.survivors_live else []
         command = [*self._mpirun(ranks, list(variables)), self.python, *answering, str(program), *map(str, arguments)]
         words = ["cd", str(ROOT), "&&", "exec", "env", *(shlex.quote(f"{k}={v}") for k, v in variables.items())]

@@ -19,7 +19,7 @@ from mpidist.parameter_server.queue.closures import Closures
 from mpidist.parameter_server.queue.commits import Attempt, Commits
 from mpidist.parameter_server.queue.synchronous import Rounds
 from mpidist.parameter_server.queue.work import ClosureEnd, End, Rules
-from mpidist.parameter_server.server.snapshot import Cutting, Ready
+from mpidist.parameter_server.server.snapshot import Ready, Unsaved
 from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Save, Staging
 from tests.model.parties import Schedule, Write, rate_of_first
 from tests.model.world import Job
@@ -188,8 +188,8 @@ class ReadsAtOnce(Commits):
 class CutsLate(Commits):
     """Names a cut that holds one commit too many."""
 
-    def cut(self, shares: Any = None) -> list[Send]:
-        return [Send(send.rank, SnapshotRequest(self.number + 1)) for send in super().cut(shares)]
+    def snapshot(self, shares: Any = None) -> list[Send]:
+        return [Send(send.rank, SnapshotRequest(self.number + 1)) for send in super().snapshot(shares)]
 
 
 class RepeatsSteps(Commits):
@@ -279,7 +279,7 @@ class SavesEarly(Staging):
         return actions if actions is None else [*actions, *late]
 
 
-class CopiesLate(Cutting):
+class CopiesLate(Unsaved):
     """Changes a block without a copy."""
 
     def next(self, changed_by: Any) -> Ready | None:
@@ -289,14 +289,14 @@ class CopiesLate(Cutting):
         return None if ready is None else ready._replace(copies=[])
 
 
-class CopiesOne(Cutting):
+class CopiesOne(Unsaved):
     """Copies the first of the blocks that a commit changes."""
 
     def next(self, changed_by: Any) -> Ready | None:
         return super().next(lambda apply: changed_by(apply)[:1])
 
 
-class WaitsForRoom(Cutting):
+class WaitsForRoom(Unsaved):
     """Waits for room for all that a commit changes, be it saved or not."""
 
     def next(self, changed_by: Any) -> Ready | None:
@@ -309,7 +309,7 @@ class WaitsForRoom(Cutting):
     is_stuck = False
 
 
-class Overtakes(Cutting):
+class Overtakes(Unsaved):
     """Lets what comes behind a commit that waits go first."""
 
     def next(self, changed_by: Any) -> Ready | None:
@@ -419,10 +419,10 @@ MUTANTS = {
     "fences-workers-only": Mutant("memory", one(kills=1, closures=FencesWorkersOnly)),
     "reads-at-once": Mutant("write", Job((Write((1, 2)), "read"), commits=ReadsAtOnce)),
     "cuts-late": Mutant("protocol", Job((BOTH, "cut"), workers=1, commits=CutsLate)),
-    "copies-late": Mutant("cut", Job((BOTH, "cut", BOTH), workers=1, cutting=CopiesLate)),
-    "copies-one": Mutant("cut", Job((BOTH, BOTH, "cut"), upfront=2, workers=1, copies=2, cutting=CopiesOne)),
-    "waits-for-ever": Mutant("progress", Job((BOTH, BOTH, "cut"), upfront=2, workers=1, cutting=WaitsForRoom)),
-    "overtakes": Mutant("done", Job((BOTH, "cut", BOTH), workers=1, copies=0, cutting=Overtakes)),
+    "copies-late": Mutant("cut", Job((BOTH, "cut", BOTH), workers=1, unsaved=CopiesLate)),
+    "copies-one": Mutant("cut", Job((BOTH, BOTH, "cut"), upfront=2, workers=1, copies=2, unsaved=CopiesOne)),
+    "waits-for-ever": Mutant("progress", Job((BOTH, BOTH, "cut"), upfront=2, workers=1, unsaved=WaitsForRoom)),
+    "overtakes": Mutant("done", Job((BOTH, "cut", BOTH), workers=1, copies=0, unsaved=Overtakes)),
     "saves-early": Mutant("cut", Job((BOTH, "cut"), workers=1, staging=SavesEarly)),
     "saves-late": Mutant("cut", Job((BOTH, "cut"), workers=1, staging=SavesLate)),
     "repeats-steps": Mutant("order", Job((BOTH, BOTH), upfront=2, workers=1, commits=RepeatsSteps)),

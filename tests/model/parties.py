@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from mpidist.parameter_server.protocol.messages import (
     OWN_WRITE,
     Commit,
-    CutDone,
     Do,
     Drop,
     Failed,
@@ -24,11 +23,12 @@ from mpidist.parameter_server.protocol.messages import (
     Push,
     Round,
     Send,
+    SnapshotDone,
 )
 from mpidist.parameter_server.queue.closures import Closures
 from mpidist.parameter_server.queue.waiting import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import ClosureEnd, Name, ResourceEnd, Rules, Work
-from mpidist.parameter_server.server.snapshot import Cutting, ElementRange
+from mpidist.parameter_server.server.snapshot import ElementRange, Unsaved
 from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Save, Staging
 
 COORDINATOR = 0
@@ -202,7 +202,7 @@ class Coordinator:
         elif operation == "cut":
             if closures.commits.saving:
                 return None
-            actions = [*closures.commits.cut()]
+            actions = [*closures.commits.snapshot()]
             held = {commit.closure for _, commit in self.sent if commit.attempt != OWN_WRITE}
             left = tuple(closures.undecided())
             self.cuts.append(CutMade(closures.commits.number, tuple(sorted(held)), left, len(self.scheduled)))
@@ -258,7 +258,7 @@ class Kept(NamedTuple):
 
 @dataclass
 class Server:
-    """The product's staging and cutting, and what they made the server do.
+    """The product's staging and unsaved, and what they made the server do.
 
     Attributes:
         applied: Commits, in order.
@@ -270,7 +270,7 @@ class Server:
     """
 
     staging: Staging
-    cutting: Cutting
+    unsaved: Unsaved
     applied: list[Commit] = field(default_factory=list)
     dropped: list[tuple[int, int]] = field(default_factory=list)
     contents: list[tuple[int, ...]] = field(default_factory=lambda: [(), ()])
@@ -288,29 +288,29 @@ class Server:
             raise BrokenError("protocol: a server gets a message that it does not know")
         if isinstance(message, Drop) and any(isinstance(action, Free) for action in actions):
             self.dropped.append((message.closure, message.attempt))
-        self.cutting.waiting += actions
+        self.unsaved.waiting += actions
         return self._go_on()
 
     def save_block(self) -> list[Any] | None:
         """The next block is saved, if there is one."""
-        left = sorted([*self.cutting.live, *self.cutting.copied])
+        left = sorted([*self.unsaved.live, *self.unsaved.copied])
         if not left:
             return None
         variable = left[0].variable
         self.saved.append(Kept(self.cut, variable, self.copies.pop(variable, self.contents[variable])))
-        self.cutting.saved(left[0])
-        done = [] if left[1:] else [Send(COORDINATOR, CutDone(self.cut))]
+        self.unsaved.saved(left[0])
+        done = [] if left[1:] else [Send(COORDINATOR, SnapshotDone(self.cut))]
         return [*self._go_on(), *done]
 
     def _go_on(self) -> list[Any]:
         done: list[Any] = []
-        while (ready := self.cutting.next(
+        while (ready := self.unsaved.next(
             lambda apply: tuple({variable: None for one in updates_of(apply) for variable in changed_by(one)})
         )) is not None:
             self.copies.update({block.variable: self.contents[block.variable] for block in ready.copies})
             if isinstance(ready.action, Save):
                 self.cut = ready.action.number
-                self.cutting.begin({ElementRange(variable, 0, 1): 1 for variable in range(2)})
+                self.unsaved.begin({ElementRange(variable, 0, 1): 1 for variable in range(2)})
                 continue
             if isinstance(ready.action, Apply | ApplyRound):
                 self._apply(updates_of(ready.action))

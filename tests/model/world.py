@@ -36,7 +36,7 @@ from mpidist.parameter_server.queue.commits import Commits
 from mpidist.parameter_server.queue.staleness import Versions
 from mpidist.parameter_server.queue.synchronous import Rounds
 from mpidist.parameter_server.queue.worker_table import FreeWorkers
-from mpidist.parameter_server.server.snapshot import Cutting
+from mpidist.parameter_server.server.snapshot import Unsaved
 from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Staging
 from tests.model.parties import (
     COORDINATOR,
@@ -80,7 +80,7 @@ class Job:
         closures: The class of the coordinator's machine.
         commits: The class of its commits.
         staging: The class of the servers' machine.
-        cutting: The class of what saves a cut there.
+        unsaved: The class of what saves a cut there.
         rounds: The class of the rounds, if there are some.
     """
 
@@ -107,7 +107,7 @@ class Job:
     closures: type[Closures] = Closures
     commits: type[Commits] = Commits
     staging: type[Staging] = Staging
-    cutting: type[Cutting] = Cutting
+    unsaved: type[Unsaved] = Unsaved
     rounds: type[Rounds] = Rounds
 
 
@@ -194,7 +194,7 @@ class World:
         closures = job.closures(commits, prefetch=job.prefetch, versions=versions)
         state[COORDINATOR] = self._number(Coordinator(closures, job.program))
         for rank in self.server_ranks:
-            state[rank] = self._number(Server(job.staging(COORDINATOR), job.cutting(job.copies)))
+            state[rank] = self._number(Server(job.staging(COORDINATOR), job.unsaved(job.copies)))
         for rank in self.worker_ranks:
             state[rank] = self._number(Worker(rank, pulls=job.pulls, splits=job.splits))
         state[self.kills:] = [job.kills, job.suspicions, job.fails, job.joins, job.leaves]

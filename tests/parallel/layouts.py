@@ -85,10 +85,10 @@ def make_strategy(
 
 def open_node(
     communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM,
-    ring_from: int | None = None,
+    circulant_from: int | None = None,
 ) -> CollectiveFront:
     """Collective. The node backend behind its front; see `NodeBackend`."""
-    return CollectiveFront(NodeBackend(communicator, options, direct_from, ring_from), options)
+    return CollectiveFront(NodeBackend(communicator, options, direct_from, circulant_from), options)
 
 
 def refuse_shared(arena: Arena) -> Callable[..., Slab]:

@@ -247,7 +247,7 @@ class PrivateSlurm:
         """Run a command on the first node, as a user at a login node does."""
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         variables = {
-            **launching.NEW_VARIABLES,
+            **launching.NEW_VARIABLES, **launching.GIVE_WAY,
             # All nodes have the same few cores, and each takes them for its own.
             "OMPI_MCA_mpi_yield_when_idle": "1", "PRTE_MCA_hwloc_default_binding_policy": "none",
             "MPI": self.mpi, "PYTHONPATH": path, "SLURM_CONF": str(self.folder / "slurm.conf"),

@@ -41,4 +41,6 @@ def losses(folder: Path) -> Array:
     path = mpidist.latest_checkpoint(folder)
     assert path is not None
     with h5py.File(path) as file:
-        return np.asarray(file["history/losses"])
+        callbacks = file["trainer/callbacks"]
+        (name,) = (name for name in callbacks if name.startswith("Losses"))
+        return np.asarray(callbacks[f"{name}/values"])

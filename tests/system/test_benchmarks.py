@@ -78,7 +78,7 @@ def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) ->
     figures, picture = tmp_path / "collectives.json", tmp_path / "collectives.png"
     result, most = run_measured(
         2, FOLDER / "collectives.py", "--to-bytes", 1 << 18, "--rounds", 2, "--seconds", 1, "--no-gloo", "--no-model",
-        "--json", figures, "--plot", picture, timeout_seconds=100,
+        "--json", figures, "--plot", picture, timeout_seconds=100, share=SMALL,
     )
     assert result.returncode == 0, result.stderr + result.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -338,3 +338,22 @@ def test_strategies_show_what_a_node_holds_and_sends(tmp_path: Path) -> None:
     assert hybrid["sent"] < everywhere["sent"] / 16 * 1.1
     # Of Adam's two moments a node keeps a half.
     assert 0.8 < (everywhere["memory"] - sharded["memory"]) / parameters < 1.2
+
+
+def test_groups_send_less_than_synchronous_steps_take(tmp_path: Path) -> None:
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    figures = tmp_path / "hosts.json"
+    words = [word for way in ("groups, every=16", "MultiWorkerMirroredStrategy") for word in ("--way", way)]
+    result = run_program(
+        1, FOLDER / "hybrid_hosts.py", *words, "--megabits", 50, "--steps", 12, "--json", figures, timeout_seconds=100,
+    )
+    if "tc cannot limit" in result.stderr:
+        pytest.skip(result.stderr.strip())
+    assert result.returncode == 0, result.stderr + result.stdout
+    found = json.loads(figures.read_text())
+    rates = found["examples_per_second"]
+    # What the filter lets through at once is a few percent of the gradients.
+    assert 0 < rates["MultiWorkerMirroredStrategy"] < 1.1 * found["limit"], found
+    assert rates["groups, every=16"] > 0

@@ -13,6 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.helpers.amounts import amount
+from tests.helpers.digits import write_digits
 from tests.helpers.launching import end, run_program, start_program
 from tests.helpers.leftovers import files_left_behind
 from tests.helpers.limits import limit
@@ -24,7 +26,17 @@ pytestmark = pytest.mark.timeout_seconds(240)
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 # So many that a run is killed long before its end.
-MANY_EPOCHS = ("--epochs", 60)
+MANY_EPOCHS = ("--epochs", amount(30, 60))
+# Enough for the accuracy that the default of 30 comes to.
+FEW_EPOCHS = ("--epochs", amount(12, 30))
+# Epochs in which losses are compared.
+COMPARED = amount(4, 8)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The option that lets the example learn its digits from a file."""
+    return "--data", write_digits(tmp_path_factory.mktemp("digits") / "digits.npz")
 
 
 def train(ranks: int, *options: object) -> str:
@@ -34,9 +46,9 @@ def train(ranks: int, *options: object) -> str:
     return result.stdout + result.stderr
 
 
-def test_accuracy_of_97_percent_on_8_ranks(tmp_path: Path) -> None:
+def test_accuracy_of_97_percent_on_8_ranks(data: tuple[str, Path], tmp_path: Path) -> None:
     before = os.times()
-    output = train(8, "--plot", tmp_path / "curve.png")
+    output = train(8, *data, *FEW_EPOCHS, "--plot", tmp_path / "curve.png")
     after = os.times()
     # What the cores have done for the job: other programs may have most of them, so that ranks wait, and look, longer.
     assert after.children_user + after.children_system - before.children_user - before.children_system < limit(20)
@@ -44,42 +56,63 @@ def test_accuracy_of_97_percent_on_8_ranks(tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_accuracy_of_97_percent_in_the_epochs_of_the_default() -> None:
+    output = train(1)
+    assert "epoch 30" in output
+    assert float(re.findall("test accuracy ([0-9.]+)", output)[-1]) >= 0.97
+
+
 @pytest.fixture(scope="module")
 def losses_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The losses of one rank, which those of several are compared with."""
+    """The losses of one rank, with data that no file has, which those of several are compared with."""
     path = tmp_path_factory.mktemp("losses") / "1"
-    train(1, "--epochs", 8, "--losses", path)
+    train(1, "--epochs", COMPARED, "--losses", path)
     return path
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_losses_do_not_depend_on_the_number_of_ranks(ranks: int, losses_alone: Path, tmp_path: Path) -> None:
-    train(ranks, "--epochs", 8, "--losses", tmp_path / str(ranks))
+def test_losses_do_not_depend_on_the_number_of_ranks(
+    ranks: int, data: tuple[str, Path], losses_alone: Path, tmp_path: Path
+) -> None:
+    train(ranks, *data, "--epochs", COMPARED, "--losses", tmp_path / str(ranks))
     alone, together = np.loadtxt(losses_alone), np.loadtxt(tmp_path / str(ranks))
-    assert alone.shape == together.shape == (8 * 23,)
+    assert alone.shape == together.shape == (COMPARED * 23,)
     np.testing.assert_allclose(together, alone, rtol=2e-5)
 
 
+@pytest.mark.parametrize("strategy", ["mirrored", "central-storage", "tpu"])
+def test_losses_do_not_depend_on_the_strategy(
+    strategy: str, data: tuple[str, Path], losses_alone: Path, tmp_path: Path
+) -> None:
+    train(2, *data, "--strategy", strategy, "--epochs", COMPARED, "--losses", tmp_path / "losses")
+    np.testing.assert_allclose(np.loadtxt(tmp_path / "losses"), np.loadtxt(losses_alone), rtol=2e-5)
+
+
+def test_groups_come_to_the_same_accuracy(data: tuple[str, Path]) -> None:
+    output = train(4, *data, "--strategy", "hybrid", *FEW_EPOCHS)
+    assert float(re.findall("test accuracy ([0-9.]+)", output)[-1]) >= 0.97
+
+
 @pytest.fixture(scope="module")
-def losses_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def losses_undisturbed(data: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The losses of two ranks in many epochs."""
     path = tmp_path_factory.mktemp("losses") / "undisturbed"
-    train(2, *MANY_EPOCHS, "--losses", path)
+    train(2, *data, *MANY_EPOCHS, "--losses", path)
     return path
 
 
 @pytest.mark.parametrize("ranks_after", [2, 3])
 def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(
-    ranks_after: int, losses_undisturbed: Path, tmp_path: Path
+    ranks_after: int, data: tuple[str, Path], losses_undisturbed: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"
-    process = start_program(2, EXAMPLE, *MANY_EPOCHS, "--checkpoint-dir", folder)
+    process = start_program(2, EXAMPLE, *data, *MANY_EPOCHS, "--checkpoint-dir", folder)
     for number in (1, 2, 3):
         # It goes on, however slowly: the limit is that of one epoch.
         until_saved(folder, number, process)
     kill_all_ranks(process)
     assert files_left_behind() == []
-    output = train(ranks_after, *MANY_EPOCHS, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")
+    output = train(ranks_after, *data, *MANY_EPOCHS, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")
     assert "resumed after epoch" in output
     undisturbed, resumed = np.loadtxt(losses_undisturbed), np.loadtxt(tmp_path / "resumed")
     if ranks_after == 2:
@@ -89,8 +122,10 @@ def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(
 
 
 @pytest.mark.parametrize("strategy", ["one-device", "default"])
-def test_independent_programs_warn_once_and_show_one_progress(strategy: str, tmp_path: Path) -> None:
-    output = train(3, "--strategy", strategy, "--epochs", 2, "--checkpoint-dir", tmp_path / "checkpoints")
+def test_independent_programs_warn_once_and_show_one_progress(
+    strategy: str, data: tuple[str, Path], tmp_path: Path
+) -> None:
+    output = train(3, *data, "--strategy", strategy, "--epochs", 2, "--checkpoint-dir", tmp_path / "checkpoints")
     assert output.count("runs 3 independent programs") == 1
     assert output.count("training: 46/46") == 1
     with h5py.File(tmp_path / "checkpoints" / "ckpt-2.h5") as file:
@@ -146,7 +181,8 @@ def test_a_plot_into_a_missing_folder_is_refused_before_the_training(program: st
     assert "epoch" not in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("program", ["train.py", "embeddings.py", "parameter_server.py", "coupled/learn.py"])
+# Of the others `tests/unit/test_examples.py`.
+@pytest.mark.parametrize("program", ["train.py", "coupled/learn.py"])
 def test_the_help_of_an_example_keeps_its_lines(program: str) -> None:
     path = EXAMPLE.parent / program
     wanted = [line for line in path.read_text().split('"""')[1].splitlines() if line.startswith("    ")]

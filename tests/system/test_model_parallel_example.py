@@ -26,8 +26,10 @@ def train(ranks: int, *options: object) -> str:
 
 def test_two_by_two_has_the_loss_curve_of_one_by_four(tmp_path: Path) -> None:
     outputs = [
-        train(4, "--devices", devices, "--epochs", 2, "--losses", tmp_path / str(devices)) for devices in (2, 1)
+        train(4, "--devices", devices, "--epochs", 2, "--losses", tmp_path / str(devices), *plot)
+        for devices, plot in ((2, ("--plot", tmp_path / "a.png")), (1, ()))
     ]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     split, alone = np.loadtxt(tmp_path / "2"), np.loadtxt(tmp_path / "1")
     assert split.shape == (2 * 23,)
     np.testing.assert_allclose(split, alone, rtol=1e-12)

@@ -24,11 +24,12 @@ def accuracies(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("ranks", "counts"), [(6, "workers: 3, servers: 2"), (1, "workers: 1, servers: 1")])
-def test_it_trains_with_servers(ranks: int, counts: str) -> None:
-    result = run_program(ranks, EXAMPLE, "--epochs", 5, timeout_seconds=200)
+def test_it_trains_with_servers(ranks: int, counts: str, tmp_path: Path) -> None:
+    result = run_program(ranks, EXAMPLE, "--epochs", 5, "--plot", tmp_path / "a.png", timeout_seconds=200)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert f"{counts}\n" in text
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "training: 110/110 loss=" in text
     losses = [float(number) for number in re.findall(r": loss ([0-9.]+), test", text)]
     assert len(losses) == 5, text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import configparser
 import graphlib
 import subprocess
 import sys
@@ -124,6 +125,8 @@ NO_PARTS = {
         # Of the standard library, which has no argument for it.
         "weakref.finalize(given, self.noted.append, (kind, number, place))": "weakref.finalize",
     },
+    # Of the standard library: this is how a hook is set.
+    "strategy/adapters/ending.py": {"threading": "threading"},
     # An exception of the program, whose constructor must not be called.
     "parameter_server/protocol/sent_errors.py": {"error": "BaseException"},
     # The user's own, whose attributes a program sets, as in tf.distribute.
@@ -204,6 +207,16 @@ def test_import_contracts_hold() -> None:
         cwd=PACKAGE.parent, env=launch_environment(), capture_output=True, text=True, check=False, timeout=50,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_adapters_import_homes_of_public_names_only() -> None:
+    contracts = configparser.ConfigParser(allow_no_value=True)
+    contracts.read(PACKAGE.parent / "setup.cfg")
+    lines = contracts["importlinter:contract:adapters"]["ignore_imports"].split("\n")
+    homes = {line.partition(" -> ")[2] for line in lines if line}
+    public = {*mpidist._HOMES.values(), mpidist.data.Dataset.__module__, mpidist.optimizers.__name__}
+    assert homes
+    assert homes <= public
 
 
 @pytest.mark.parametrize("module", ["mpidist", "mpidist.testing", "mpidist.cluster_resolver"])

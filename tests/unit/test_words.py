@@ -85,7 +85,8 @@ def test_summaries_begin_with_a_verb_or_a_noun() -> None:
 def test_lines_of_arguments_have_a_noun() -> None:
     no_noun = re.compile(
         r"\s+\*{0,2}[a-z_]\w*(, \*{0,2}\w+)*: "
-        r"(Of |Whose |Those |So many |As (given|of|for) |As `|What to call |By which it |(Theirs|In words|To show)\.$)"
+        r"(Of |Whose |Those |So many |As (given|of|for) |As `|What to call |By which it |(Theirs|In words|To show)\.$"
+        r"|Likewise\b|Called |Gives |Makes |Says |Takes |Hears |Held |The same\.$|(Its|The) (user's|chief's)\.$)"
     )
     found = [f"{place}: {line.strip()}" for place, line in written() if ".py:" in place and no_noun.match(line)]
     assert not found, "\n".join(found)

@@ -74,7 +74,7 @@ def fitting() -> dict[str, Any]:
             mpidist.ClusterSpec({"worker": ["a:1"]})
         ), "sample_rate": 8000, "server_or_cluster_def": {"worker": ["a:1"]}, "shape": (1,),
         "home": solo_arena(), "replicas": solo_arena().replicas, "strategy": mpidist.get_strategy(),
-        "values": [1.0, 2.0], "warmup_steps": 3,
+        "step": lambda *_: {}, "values": [1.0, 2.0], "warmup_steps": 3,
     }
 
 
@@ -165,8 +165,8 @@ def test_a_wrong_argument_is_named(name: str) -> None:
 
 # What a program gets from the library and calls: methods by name, without those that serve other parts of it.
 SERVING = {
-    "batch_scatter_update", "close", "coerce", "collective_for", "drop", "load", "load_state", "read_rows",
-    "reader", "scatter", "state", "when_unused",
+    "batch_scatter_update", "close", "coerce", "collective_for", "drop", "fail", "load", "load_state", "put",
+    "read_rows", "reader", "scatter", "state", "when_unused",
 }
 
 
@@ -192,6 +192,7 @@ def arguments_of_methods() -> dict[str, Any]:
     return {
         "axis": 0, "batch": np.ones((2, 2)), "colocate_with_variable": variable, "dataset": dataset,
         "dataset_fn": lambda _: dataset, "delta": [1.0, 1.0], "destinations": "cpu:0", "fn": lambda *_: None,
+        "function": lambda: None, "iteration": 0, "n": 3, "nest": np.ones(2), "number": 0, "position": 1,
         "grads_and_vars": [(np.ones(2), variable)], "merge_fn": lambda *_: None, "metrics": [mpidist.metrics.Mean()],
         "reduce_op": "SUM", "scale": 1.0, "sparse_delta": mpidist.IndexedSlices(np.ones(1), np.array([0])),
         "val": [1], "array": np.ones(2), "tensor": np.ones(2), "v": variable, "value": np.ones(2),

@@ -43,6 +43,12 @@ def rounds(calls: list[tuple[str, str]]) -> int:
     )
 
 
+def meetings(calls: list[tuple[str, str]]) -> int:
+    """Rounds of messages, and barriers of the ranks of one node."""
+    barriers = ("comm/memory/node_barrier.py", "__call__"), ("comm/memory/tree_barrier.py", "__call__")
+    return rounds(calls) + sum(map(calls.count, barriers))
+
+
 def test_a_save_enters_few_functions_and_stays_in_a_file(communicator: Communicator, mpi_tmp_path: Path) -> None:
     checkpoint = Checkpoint(**trained(communicator))
     checkpoint.save(mpi_tmp_path / "c")
@@ -65,6 +71,32 @@ def test_the_ranks_agree_in_few_rounds(communicator: Communicator, mpi_tmp_path:
         manager.save()
         # And before these, whether to save at all.
         assert rounds(calls_of(manager.save)) == 5 * several
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "replicas", "optimizer"])
+def test_the_ranks_meet_as_often_for_many_variables_as_for_few(
+    communicator: Communicator, mpi_tmp_path: Path, kind: str
+) -> None:
+    """What the number of variables decides is read and written between meetings, and not in them."""
+    arena = ArenaStrategy(communicator).arena
+    counted = []
+    for number in (10, 1000 if kind == "mirrored" else 100):
+        options: Any = {"synchronization": "ON_READ"} if kind == "replicas" else {}
+        variables = [create_variable(arena, np.full(3, i, "f4"), **options) for i in range(number)]
+        # Each has three paths.
+        objects: dict[str, Any] = {"a": variables, "b": list(variables), "c": list(variables)}
+        if kind == "optimizer":
+            objects["adam"] = Adam(0.1)
+            objects["adam"].build(variables)
+        checkpoint = Checkpoint(**objects)
+        path = checkpoint.write(mpi_tmp_path / f"c{number}")
+        acts = (lambda: checkpoint.write(mpi_tmp_path / "c"), lambda: checkpoint.read(path))  # noqa: B023
+        counted.append([meetings(calls_of(act)) for act in acts])
+    assert counted[0] == counted[1]
+    # What is saved, the new file, the shares on the disk, the name. The structure, the file, what is restored, the end.
+    if kind == "mirrored" and communicator.size > 1:
+        assert counted[0][0] == 4
+        assert counted[0][1] <= 6
 
 
 def test_the_objects_are_walked_once(communicator: Communicator, mpi_tmp_path: Path) -> None:

@@ -406,17 +406,23 @@ def kill(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     write_at(*arguments)
 transfer.write_at = kill
-manager.save()
+manager.save(background=sys.argv[3] == "background")
+manager.sync()
 """
 
 
 @pytest.mark.timeout_seconds(120)
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_leaves_the_previous_checkpoint(communicator: Communicator, tmp_path: Path, victim: int) -> None:
+@pytest.mark.parametrize(("victim", "how"), [
+    (0, "foreground"), (2, "foreground"), pytest.param(0, "background", marks=pytest.mark.long), (2, "background"),
+])
+def test_a_killed_rank_leaves_the_previous_checkpoint(
+    communicator: Communicator, tmp_path: Path, victim: int, how: str
+) -> None:
     if communicator.size > 1:
         pytest.skip("starts ranks of its own")
     try:
-        command = [*mpirun_command(3, find_mpirun()), sys.executable, "-c", KILLED, str(tmp_path / "c"), str(victim)]
+        program = [sys.executable, "-c", KILLED, str(tmp_path / "c"), str(victim), how]
+        command = [*mpirun_command(3, find_mpirun()), *program]
     except NoLauncherError as error:
         pytest.skip(str(error))
     environment = {**launch_environment(), "PYTHONPATH": str(ROOT)}

@@ -76,7 +76,7 @@ def test_clocks_may_differ(communicator: Communicator, mpi_tmp_path: Path, monke
         for _ in range(4):
             clock[0] += 1800 * (1 + communicator.rank)
             manager.save()
-            everyone = communicator.all_gather_object(manager._state)
+            everyone = communicator.all_gather_object(manager._files.state)
             assert everyone.count(everyone[0]) == communicator.size
     assert sorted(name for name in os.listdir(mpi_tmp_path) if name.endswith(".h5")) == ["ckpt-2.h5", "ckpt-4.h5"]
 
@@ -402,7 +402,8 @@ def test_names_are_on_the_disk_before_others_name_them(
         log.append("write")
         return pwrite(descriptor, data, offset)
 
-    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), np.ones(10)))
+    # So large that each of four ranks has a piece of it to write.
+    checkpoint = Checkpoint(v=create_variable(make_arena(communicator), np.ones(1 << 19)))
     with CheckpointManager(checkpoint, mpi_tmp_path, 2) as manager, monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", note_write)
         patch.setattr(os, "fsync", note_sync)

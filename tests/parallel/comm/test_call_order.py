@@ -18,6 +18,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.calls import text as call_text
 from mpidist.comm.calls.schedule import USUAL
+from mpidist.comm.calls.signature_page import HASH
 from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.choice import selection
 from mpidist.comm.front.front import CollectiveFront
@@ -414,6 +415,53 @@ def broadcast(communicator: Communicator, value: int) -> int:
     """Broadcast an object inside a call."""
     with communicator.calls.during("load"):
         return communicator.broadcast_object(value)
+
+
+def test_ranks_continue_together_after_an_exchange_met_a_signed_call(communicator: Communicator) -> None:
+    """Of the two calls one is counted before the exchange in it: from then on the ranks' counts would differ."""
+    collective = selection.choose(communicator.split(0), CommunicationOptions())
+    order = collective.communicator.order
+
+    def gather() -> None:
+        collective.communicator.all_gather_object("no signed call")
+
+    def reduce() -> None:
+        collective.all_reduce(np.ones(3))
+
+    for number in range(3):
+        call = gather if communicator.rank == number % communicator.size else reduce
+        with pytest.raises(MismatchError, match=r"exchange between ranks at .* on rank"):
+            call()
+        assert len(set(communicator.all_gather_object((order.number, order.mark)))) == 1
+        assert collective.all_reduce(np.ones(3)).tolist() == [communicator.size] * 3
+    assert order.difference() == ""
+
+
+def test_a_rank_shows_the_text_of_its_call_when_its_checksum_is_gone(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank that has all texts may be in its next call at once, and compares it with the call before."""
+    ranks: Any = selection.choose(communicator.split(0), CommunicationOptions()).communicator
+    order, page = ranks.order, ranks.order.page
+    shown: list[int] = []
+
+    def write(about: int, number: int, text: str, *, original: Callable[..., None] = page.write) -> None:
+        shown.append(page.shown(order.number) & HASH)
+        original(about, number, text)
+
+    monkeypatch.setattr(page, "write", write)
+    array = np.ones(4 if communicator.rank else 2)
+
+    def begin() -> None:
+        with order.enter("all_reduce", ReduceOp.SUM, array):
+            order.show_call()
+            assert page.shown(order.number) & HASH
+            ranks.mpi.Barrier()
+            order.look_ahead()
+
+    with pytest.raises(MismatchError, match=r"float64 \(2,\).*float64 \(4,\)"):
+        begin()
+    assert shown == [0]
 
 
 def test_two_threads_in_one_strategy(communicator: Communicator) -> None:

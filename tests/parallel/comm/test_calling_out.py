@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpidist.comm.group.calling_out import CallingOut
+from mpidist.checkpoint.preemption.calling_out import CallingOut
 from mpidist.comm.group.communicator import Communicator
 from tests.helpers.waiting import until
 

@@ -222,6 +222,10 @@ class Stored:
         result: AnyArray = self.array.reshape(-1)[start:stop]
         return result
 
+    def read_as(self, dtype: np.dtype[Any]) -> Callable[[int, int], AnyArray]:
+        assert dtype == self.dtype
+        return self.read
+
     def numpy(self) -> AnyArray:
         return self.array
 

@@ -14,6 +14,7 @@ from mpidist.comm.compression.top_k import TopK
 from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import LAMB, SGD, Adam, AdamW, LossScaleOptimizer
 from mpidist.options import CommunicationOptions
+from tests.helpers.amounts import turns
 from tests.helpers.strategies import ArenaStrategy
 from tests.optimizers import SETTINGS, WITH_ROWS
 from tests.parallel.bits import require_same_bits
@@ -45,7 +46,7 @@ AROUND: dict[str, tuple[Callable[[], Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", turns(tuple(SETTINGS), 4))
 def test_families_have_the_bits_of_the_unsharded_run(communicator: Communicator, name: str) -> None:
     setting = SETTINGS[name]
     layout = ("pairs", "first", "last", "cyclic")[sorted(SETTINGS).index(name) % 4]
@@ -63,7 +64,7 @@ def in_turn(names: Sequence[str], layout: str, communicator: Communicator) -> st
 
 
 @pytest.mark.parametrize("reproducible", [False, True], ids=["", "reproducible"])
-@pytest.mark.parametrize("layout", ALL_LAYOUTS)
+@pytest.mark.parametrize("layout", turns(ALL_LAYOUTS, 2, always=("each",)))
 def test_layouts_have_the_numbers_of_the_unsharded_run(
     communicator: Communicator, layout: str, reproducible: bool
 ) -> None:
@@ -87,11 +88,11 @@ HALVES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize(
     ("layout", "dtype", "name"),
-    [
+    turns([
         ("pairs", "float16", "copied"), ("private", "float16", "LAMB"), ("uneven", "float16", "LARS"),
         ("full", "float16", "LAMB"), ("full", "float16", "LARS"), ("first", "float16", "Adam"),
         ("pairs", "complex64", "Adam"), ("private", "complex64", "Adam"),
-    ],
+    ], 3),
 )
 def test_dtypes(communicator: Communicator, layout: str, dtype: str, name: str) -> None:
     found, expected = (
@@ -125,7 +126,7 @@ def test_halves_are_rounded_once(communicator: Communicator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["family", "around"])
-@pytest.mark.parametrize("layout", ALL_LAYOUTS)
+@pytest.mark.parametrize("layout", turns(ALL_LAYOUTS, 2, always=("each",)))
 def test_tables_have_the_numbers_of_the_unsharded_run(communicator: Communicator, layout: str, kind: str) -> None:
     around: dict[str, Callable[[], Any]] = {
         "clipped": lambda: Adam(0.01, global_clipnorm=2.0), "scaled": lambda: LossScaleOptimizer(Adam(0.01), 8.0),
@@ -173,7 +174,7 @@ def test_a_reduction_of_the_programs_own_is_used(communicator: Communicator) -> 
     require_alike(*results, exact=True, tolerance=0)
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", turns(SOME_LAYOUTS, 1, always=("first",)))
 def test_sums_that_are_given_are_not_summed_again(communicator: Communicator, layout: str) -> None:
     results = []
     for shard_optimizer in (True, False):
@@ -187,7 +188,7 @@ def test_sums_that_are_given_are_not_summed_again(communicator: Communicator, la
     require_alike(*results, exact=False, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", turns(SOME_LAYOUTS, 1, always=("first",)))
 def test_a_step_that_is_not_finite_changes_nothing_on_any_node(communicator: Communicator, layout: str) -> None:
     strategy = make_strategy(communicator, layout, shard_optimizer=True)
     variables, optimizer = make_model(strategy), LossScaleOptimizer(Adam(0.01, use_ema=True), 8.0)
@@ -204,7 +205,7 @@ def test_a_step_that_is_not_finite_changes_nothing_on_any_node(communicator: Com
     assert optimizer.iterations == 3
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", turns(SOME_LAYOUTS, 1, always=("first",)))
 def test_accumulated_gradients_are_flushed_and_averages_taken(communicator: Communicator, layout: str) -> None:
     results = []
     for shard_optimizer in (True, False):
@@ -218,7 +219,7 @@ def test_accumulated_gradients_are_flushed_and_averages_taken(communicator: Comm
     require_alike(*results, exact=shard_counts(communicator, layout) <= 2, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", turns(SOME_LAYOUTS, 1, always=("first",)))
 def test_all_ranks_hear_of_an_overflow_on_one_node(communicator: Communicator, layout: str) -> None:
     strategy = make_strategy(communicator, layout, shard_optimizer=True)
     with strategy.scope():

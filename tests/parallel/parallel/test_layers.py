@@ -16,6 +16,7 @@ from mpidist.parallel import (
     vocabulary_parallel_embedding,
     vocabulary_parallel_softmax_cross_entropy,
 )
+from tests.helpers.amounts import turns
 from tests.parallel.strategy.tpu.making import make_tpu
 
 pytestmark = pytest.mark.mpi
@@ -35,7 +36,7 @@ def own(whole: AnyArray, axis: int, devices: int, device: int) -> AnyArray:
     return np.split(whole, devices, axis)[device]
 
 
-@pytest.mark.parametrize("leading", [(ROWS,), (2, 3), ()])
+@pytest.mark.parametrize("leading", turns([(ROWS,), (2, 3), ()], 1))
 def test_a_product_by_columns_and_then_by_rows(communicator: Communicator, leading: tuple[int, ...]) -> None:
     random = np.random.default_rng(3)
     x, w1, w2 = random.normal(size=(*leading, INPUTS)), random.normal(size=(INPUTS, HIDDEN)), random.normal(
@@ -66,7 +67,7 @@ def test_a_product_by_columns_and_then_by_rows(communicator: Communicator, leadi
             strategy.run(step)
 
 
-@pytest.mark.parametrize("shape", [(7,), (2, 3), (0,), ()])
+@pytest.mark.parametrize("shape", turns([(7,), (2, 3), (0,), ()], 2))
 def test_an_embedding_over_the_vocabulary(communicator: Communicator, shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(4)
     table, ids = random.normal(size=(24, 3)), random.integers(0, 24, shape)
@@ -86,7 +87,7 @@ def test_an_embedding_over_the_vocabulary(communicator: Communicator, shape: tup
 
 
 @pytest.mark.parametrize("scale", [1.0, 500.0])
-@pytest.mark.parametrize("shape", [(6,), (2, 3), ()])
+@pytest.mark.parametrize("shape", turns([(6,), (2, 3), ()], 1))
 def test_losses_over_the_vocabulary(communicator: Communicator, shape: tuple[int, ...], scale: float) -> None:
     random = np.random.default_rng(5)
     logits, labels = random.normal(size=(*shape, 24)) * scale, random.integers(0, 24, shape)

@@ -19,8 +19,8 @@ from tests.parallel.serving.test_parameter_server import on_chief
 pytestmark = pytest.mark.mpi(min_size=3)
 
 CLOSURES = 8
-# No more than that: what is done for every function is read, and paid for, with every function. A third of it is the
-# step of the optimizer, on the worker and on the server, and an eighth the window.
+# No more than that: what is done for every function is read, and paid for, with every function. What they do, and why
+# there are not fewer, is in docs/architecture.md.
 MOST_FUNCTIONS, MOST_FILES = 234, 55
 # What Python makes a function of, and what is none for who reads it; in later versions it is none for Python either.
 EXPRESSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")

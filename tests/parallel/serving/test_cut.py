@@ -132,9 +132,11 @@ def test_a_checkpoint_holds_one_moment(
 
 
 @pytest.mark.mpi(min_size=3)
-@pytest.mark.parametrize("copy_bytes", [0, 1 << 20, 1 << 26])
+@pytest.mark.parametrize(
+    ("copy_bytes", "behind"), [(0, False), (1 << 20, False), (1 << 26, False), (1 << 26, True)]
+)
 def test_updates_between_cut_and_end(
-    communicator: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch, copy_bytes: int
+    communicator: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch, copy_bytes: int, behind: bool
 ) -> None:
     """A server's disk waits for a later update: with room for copies until it is applied, else until it is pushed."""
     writing, later = folder / "writing", folder / "later"
@@ -161,8 +163,10 @@ def test_updates_between_cut_and_end(
         coordinator.join()
         for _ in range(12):
             coordinator.schedule(step_later)
-        path = counting.checkpoint.save(folder / "c")
+        path = counting.checkpoint.save(folder / "c", background=behind)
+        assert os.path.exists(path) != behind
         coordinator.join()
+        counting.checkpoint.sync()
         assert counting.values() == {15.0}
         assert saved_counts(path) == (3, {3.0})
 

@@ -154,5 +154,5 @@ def test_a_relaxed_read_asks_no_server(
             assert low == high or consistency == "relaxed"
 
     on_chief(communicator, program, ServerOptions(heap_bytes=1 << 25, slot_bytes=1 << 21, consistency=consistency))
-    snapshots = sum(communicator.all_gather_object(asked.count("snapshot")))
+    snapshots = sum(communicator.all_gather_object(asked.count("copy")))
     assert snapshots == 0 or consistency == "whole"

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist import context
 from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
-from mpidist.strategy import default, mirrored, opened
+from mpidist.strategy import default, mirrored
 from mpidist.strategy.base import Strategy
 from tests.parallel.layouts import LAYOUTS, lay_out, make_strategy
 
@@ -269,7 +270,7 @@ def error_in_thread(call: Callable[[], Any]) -> BaseException | None:
 @pytest.fixture
 def no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strategies of earlier tests, which modules keep, do not count."""
-    monkeypatch.setattr(opened, "_made", weakref.WeakSet())
+    monkeypatch.setattr(context, "_made", weakref.WeakSet())
 
 
 @pytest.mark.mpi(min_size=2)

@@ -98,9 +98,9 @@ class Shelf(Resource):
     def after_run(self) -> None:
         """Local. See `Home.after_run`."""
 
-    def save_once(self, write: Callable[[], float]) -> float:
+    def save_once(self, write: Callable[[Mapping[int, Any]], float], told: object) -> float:
         """Collective. See `Home.save_once`."""
-        return write()
+        return write({0: told})
 
     def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
         """Local. See `Home.colocated`."""

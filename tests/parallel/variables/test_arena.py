@@ -191,7 +191,7 @@ def test_memory_that_is_too_small_is_one_warning(
     warnings = [record.getMessage() for record in caplog.records if "private to each rank" in record.getMessage()]
     assert len(warnings) == (communicator.rank == 0)
     missing = f"{mpi_tmp_path / 'missing'} cannot be used: No"
-    reason = "/dev/shm has 64 MB, and is used from 256 MB on" if place == "small" else missing
+    reason = "/dev/shm has 64 MB, and is used only from 256 MB on" if place == "small" else missing
     for text in warnings:
         assert f"on host {communicator.processes[-1].host} {reason}" in text
         assert "--shm-size" in text
@@ -237,6 +237,19 @@ def test_memory_of_deleted_variables_is_used_again(communicator: Communicator) -
     starts = communicator.all_gather_object((second.address.start, third.address.start))
     assert len(set(starts)) == 1
     np.testing.assert_array_equal(third.value(), np.ones(1000))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_memory_is_used_again_after_a_creation_has_failed(communicator: Communicator) -> None:
+    arena = make_strategy(communicator, "node").arena
+    first = make(arena, 1000)
+    where = first.address.start
+    del first
+    gc.collect()
+    # The ranks exchange errors here, and not what they have released.
+    with pytest.raises(ZeroDivisionError):
+        create_variable(arena, lambda: np.ones(1000) if communicator.rank else 1 // 0)
+    assert make(arena, 1000).address.start == where
 
 
 def test_many_generations_take_no_more_memory(communicator: Communicator) -> None:

@@ -71,9 +71,9 @@ def test_each_element_of_an_array_has_its_own_training(
     # The rates of the script; the second one is the program's default.
     found = [losses(folder / f"checkpoints-{number}-{index}") for index in range(3)]
     np.testing.assert_allclose(found[1], losses_alone, rtol=2e-5)
-    # All begin alike; then the largest rate goes too far, and the smallest one learns less.
+    # All begin alike; then a larger rate learns more, once the momentum counts.
     assert found[0][0] == found[1][0] == found[2][0]
-    assert found[0][1] > found[1][1] + 0.1
+    assert np.all(found[0][2:5] + 0.05 < found[1][2:5])
     assert np.all(found[2][1:] > found[1][1:])
     assert all("2 replica(s)" in job.output for job in jobs)
 

@@ -138,7 +138,7 @@ folder, count = Path(sys.argv[1]), int(sys.argv[2])
 (folder / f"{open_communicator().rank}.pid").write_text(f"{os.getpid()} {os.getppid()}")
 options = mpidist.ServerOptions(heap_bytes=96 << 20, slot_bytes=8 * count + (1 << 13))
 strategy = mpidist.ParameterServerStrategy(mpidist.cluster_resolver.MPIClusterResolver(num_ps=2), options=options)
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=limit(6.0))
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=limit(2.0))
 with strategy.scope():
     sums = [mpidist.Variable(np.zeros(count, "int64")) for _ in range(2)]
 

@@ -30,7 +30,7 @@ def test_a_simulation_in_c_and_a_program_that_learns(tmp_path: Path) -> None:
     )
     options = ["--oversubscribe"] if is_open_mpi(mpirun) else []
     command = [mpirun, *options, "-n", "3", str(simulate), "200", ":", "-n", "2", sys.executable]
-    command += [str(EXAMPLE / "learn.py"), "--batch", "10"]
+    command += [str(EXAMPLE / "learn.py"), "--batch", "10", "--plot", str(tmp_path / "a.png")]
     result = finish(start_command(command), "the job", 100)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
@@ -39,6 +39,7 @@ def test_a_simulation_in_c_and_a_program_that_learns(tmp_path: Path) -> None:
     first, last = re.findall(r"([0-9.]+) at (?:first|last)", text)
     assert float(first) > 0.5, text
     assert float(last) < 0.1, text
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 BEGIN = """

@@ -107,9 +107,10 @@ def test_training_goes_on_without_the_worker_behind_a_cut(virtual_hosts: Open, t
         hosts.close()
         end(job)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
-    assert (tmp_path / "trained").read_text() == "True <mpidist.coordinator.ClusterCoordinator of 1 workers>", said
-    assert re.search(r"worker 1 \(rank 2, process \d+ on n3\) is lost; its work goes to the other 1 ", said[0]), said
-    assert re.search(r"rank 2 of 4 .* cannot continue: .*rank [03] of 4 \(process \d+ on \S+ cannot be", said[2]), said
+    every = "".join(said)
+    assert (tmp_path / "trained").read_text() == "True <mpidist.coordinator.ClusterCoordinator of 1 workers>", every
+    assert re.search(r"worker 1 \(rank 2, process \d+ on n3\) is lost; its work goes to the other 1 ", said[0]), every
+    assert re.search(r"rank 2 of 4 .* cannot continue: .*rank [03] of 4 \(process \d+ on \S+ cannot be", said[2]), every
 
 
 @pytest.mark.parametrize("chief", ["fetch", "nap"])
@@ -124,17 +125,18 @@ def test_a_server_behind_a_cut_ends_the_job(virtual_hosts: Open, tmp_path: Path,
         hosts.close()
         end(job)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
-    assert re.search(r"rank 0 of 4 on n1 cannot continue: rank 3 of 4 \(process \d+ on n4\) cannot be", said[0]), said
+    every = "".join(said)
+    assert re.search(r"rank 0 of 4 on n1 cannot continue: rank 3 of 4 \(process \d+ on n4\) cannot be", said[0]), every
     for rank in (1, 2):
         # The chief may have ended before this rank has noticed.
-        assert re.search(rf"rank {rank} of 4 on n{rank + 1} cannot continue: .*rank [03] of 4 \(", said[rank]), said
+        assert re.search(rf"rank {rank} of 4 on n{rank + 1} cannot continue: .*rank [03] of 4 \(", said[rank]), every
     if chief == "fetch":
         # From whatever it waits for.
         who = r"(ps 0 \(rank 3\)|rank 3 of 4 \(process \d+ on n4\))"
-        assert re.search(rf"DeadRankError: {who} cannot be reached\W+\w+ host does not respond", said[0]), said
+        assert re.search(rf"DeadRankError: {who} cannot be reached\W+\w+ host does not respond", said[0]), every
     else:
-        assert "marks.stay()" in said[0], said
-    assert re.search(r"rank 3 of 4 on n4 cannot continue: rank 0 of 4 \(process \d+ on n1\) cannot be", said[3]), said
+        assert "marks.stay()" in said[0], every
+    assert re.search(r"rank 3 of 4 on n4 cannot continue: rank 0 of 4 \(process \d+ on n1\) cannot be", said[3]), every
 
 
 STOPPED = PROGRAM + """
@@ -169,9 +171,10 @@ def test_a_server_that_is_stopped_on_another_host_is_named(virtual_hosts: Open, 
     hosts.kill(SERVER, signal.SIGCONT)
     result = finish(job, "the job", 60)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
+    every = "".join(said)
     found = where.findall(said[1])
-    assert ("MPIDIST_JOB_DIR=DIRECTORY" in found[0]) == (not sees), said
-    assert re.search(r"has not updated its file for \d+ s: it may be stopped", found[0]) or not sees, said
-    assert (tmp_path / "trained").read_text() == "True", said
-    assert not any(re.search(r"\b(is|are|was|were|has) lost\b", one) for one in said), said
+    assert ("MPIDIST_JOB_DIR=DIRECTORY" in found[0]) == (not sees), every
+    assert re.search(r"has not updated its file for \d+ s: it may be stopped", found[0]) or not sees, every
+    assert (tmp_path / "trained").read_text() == "True", every
+    assert not any(re.search(r"\b(is|are|was|were|has) lost\b", one) for one in said), every
     assert result.returncode == 0, result.stdout + result.stderr

@@ -66,7 +66,7 @@ def assert_named(text: str, dead: int = 2) -> None:
         # The other survivor may have ended before this one noticed.
         names = rf"rank {dead} of 3 \(process \d+ on \S+\)(, rank \d of 3 \(process \d+ on \S+\))*"
         assert re.search(f"{names} terminated unexpectedly", line[0]), text
-        assert f"exit function of rank {rank}\n" in text
+        assert f"exit function of rank {rank}\n" in text, text
     assert "signal only works in main thread" not in text
     assert files_left_behind() == []
 
@@ -191,7 +191,7 @@ def test_the_launcher_outlives_ranks_that_end_at_once(tmp_path: Path) -> None:
     """Hydra may die of SIGPIPE where its proxies end while it tells them of ends."""
     program = tmp_path / "program.py"
     program.write_text("import mpidist\nmpidist.MultiWorkerMirroredStrategy()\n")
-    for _ in range(amount(3, 40)):
+    for _ in range(amount(1, 40)):
         job = start_command([*survivors_live(8, tells_codes=True), sys.executable, str(program)])
         result = finish(job, program.name, 90)
         assert result.returncode == 0, result.stdout + result.stderr

@@ -103,7 +103,8 @@ def test_a_step_that_has_no_tasks_and_does_not_end(
     slurm: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_slurm, "STEP_END_SECONDS", 2 / limits.limit(1))
-    job = slurm.submit_command("srun --ntasks=1 bash -c 'echo began; sleep 3; touch ended'", folder=tmp_path)
+    task = "echo began; until [ -e go ]; do sleep 0.1; done; sleep 3; touch ended"
+    job = slurm.submit_command(f"srun --ntasks=1 bash -c '{task}'", folder=tmp_path)
     slurm.wait_for(job, "began")
     stopped = [
         process for process in with_variable(f"SLURM_CONF={slurm.folder / 'slurm.conf'}")
@@ -112,6 +113,7 @@ def test_a_step_that_has_no_tasks_and_does_not_end(
     assert stopped
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
+    (tmp_path / "go").touch()
     try:
         with pytest.raises(NotEndedError, match=r"state T.*srun --ntasks=1"):
             slurm.wait(job)

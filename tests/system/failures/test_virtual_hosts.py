@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import marks
+from tests.helpers.digits import write_digits
 from tests.helpers.launching import find_mpirun, finish, is_open_mpi, run_program
 from tests.helpers.listener import Listener
 from tests.helpers.waiting import until
@@ -130,7 +131,7 @@ def test_ranks_of_one_host_that_share_no_memory_leave_the_other_host_a_node(
 def test_training_on_two_hosts_is_training_on_one(virtual_hosts: Open, tmp_path: Path) -> None:
     losses = {name: tmp_path / name for name in ("one host", "two hosts", "resumed")}
     folder = tmp_path / "checkpoints"
-    options = ("--epochs", 2)
+    options = ("--epochs", 2, "--data", write_digits(tmp_path / "digits.npz"))
     succeed(run_program(4, EXAMPLE, *options, "--losses", losses["one host"], timeout_seconds=JOB_SECONDS))
     hosts = virtual_hosts(2)
     output = succeed(hosts.run(

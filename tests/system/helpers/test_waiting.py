@@ -66,7 +66,7 @@ def test_what_a_job_did_last_counts(tmp_path: Path) -> None:
 TRIES = """
 import subprocess
 import pytest
-from tests.helpers import stuck
+from tests.helpers import second_try, stuck
 
 @pytest.fixture
 def made(tmp_path_factory):
@@ -104,7 +104,7 @@ def test_error():
     raise AssertionError("an error of its own")
 
 def test_counts():
-    assert starts[4:] == ["launcher"] * 2 + ["nobody"] + ["never"] * 3 + ["error"]
+    assert starts[4:] == ["launcher"] * 2 + ["nobody"] + ["never"] * second_try.STARTS + ["error"]
 """
 
 

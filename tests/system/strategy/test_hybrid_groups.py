@@ -30,6 +30,11 @@ world = open_communicator()
 rank = world.rank
 strategy = mpidist.HybridStrategy(groups, every=4, outer=mpidist.optimizers.SGD(1.0))
 group, n = strategy.group_index, len(strategy.groups)
+# Another one that is closed changes nothing, and neither does the end of a child.
+mpidist.HybridStrategy(groups).close()
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
 with strategy.scope():
     variable = mpidist.Variable(np.zeros(count))
     optimizer = mpidist.optimizers.SGD(0.5)
@@ -170,3 +175,45 @@ def test_a_group_that_ends_first_keeps_no_other(tmp_path: Path) -> None:
     assert result.returncode == 0, out
     assert "group 0 went on" in out, out
     assert "cannot continue" not in out
+
+
+LEAVES = """
+import signal
+from mpidist.errors import InterruptedCallError
+
+class Left(Exception):
+    pass
+
+def leave(*_):
+    raise Left
+
+if group == 1:
+    train(1)
+    signal.signal(signal.SIGALRM, leave)
+    # The other group does not come.
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    for call in (strategy.finish, strategy.finish, lambda: mpidist.Checkpoint(v=variable).save(folder / "ckpt"),
+                 lambda: train(1)):
+        try:
+            call()
+        except Left:
+            say("left")
+        except InterruptedCallError as error:
+            assert "finish was left in the middle by Left" in str(error), error
+            say("refused")
+    sys.exit(0)
+exchange = strategy.home.exchange
+until(lambda: (train(1), exchange.groups == [0])[1], "the other group has ended")
+strategy.finish()
+say("group 0 went on")
+"""
+
+
+def test_an_exception_that_leaves_a_meeting_refuses_what_follows(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + LEAVES)
+    result = run_program(2, program, tmp_path, "2", 1000, timeout_seconds=60)
+    out = result.stdout + result.stderr
+    assert out.count("left\n") == 1, out
+    assert out.count("refused") == 3, out
+    assert "group 0 went on" in out, out

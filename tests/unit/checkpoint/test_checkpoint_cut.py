@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.checkpoint import server_snapshot, transfer
+from mpidist.checkpoint import transfer
+from mpidist.checkpoint.background import served
 from mpidist.checkpoint.file.layout import PAGE_BYTES
+from mpidist.checkpoint.file.positional import write_at
 from mpidist.parameter_server.options import ServerOptions
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.making.partitioners import FixedShardsPartitioner
@@ -66,10 +71,95 @@ def test_a_name_that_changes_while_the_file_is_made_is_saved_as_it_is_then(
         box.third = box.second
         return blank
 
-    monkeypatch.setattr(server_snapshot, "create_blank", change_meanwhile)
+    monkeypatch.setattr(served, "create_blank", change_meanwhile)
     path = mpidist.Checkpoint(box=box).save(tmp_path / "c")
     other = Box()
     other.third = mpidist.Variable(np.zeros(3))
     mpidist.Checkpoint(box=other).restore(path)
     assert [float(one.numpy()[0]) for one in (other.first, other.second, other.third)] == [1.0, 2.0, 2.0]
     assert [one.name for one in tmp_path.iterdir() if one.suffix == ".h5"] == ["c-1.h5"]
+
+
+class Log:
+    """The chief's own; its state is the array itself."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(3)
+
+    def state(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state(self, saved: Any) -> None:
+        self.values = saved["values"].numpy()
+
+
+class Disk:
+    """A disk that waits until it is opened, and then may have an error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_open = threading.Event()
+        self.error: OSError | None = None
+
+        def write(*arguments: Any) -> None:
+            assert self.is_open.wait(60)
+            if self.error is not None:
+                raise self.error
+            write_at(*arguments)
+
+        monkeypatch.setattr(transfer, "write_at", write)
+
+
+@pytest.mark.parametrize("end", ["sync", "close", "skips"])
+def test_the_program_continues_while_the_servers_save(
+    strategy: ParameterServerStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    disk = Disk(monkeypatch)
+    with strategy.scope():
+        variable, small = mpidist.Variable(np.full(5 * PAGE, 1.0, "f4")), mpidist.Variable(np.ones(2))
+    own = Log()
+    objects = {"variable": variable, "small": small, "own": own}
+    manager = mpidist.CheckpointManager(
+        mpidist.Checkpoint(**objects), tmp_path, 3, background=True, skip_while_saving=end == "skips"
+    )
+    path = str(manager.save(metadata={"epoch": 1}))
+    assert not os.path.exists(path)
+    variable.assign_add(np.ones(5 * PAGE, "f4"))
+    own.values += 1
+    assert float(variable.numpy()[0]) == 2.0
+    disk.is_open.set()
+    if end == "close":
+        strategy.close()
+        manager.sync()
+    elif end == "sync":
+        manager.sync()
+    else:
+        while manager.save() is None:
+            pass
+        manager.sync()
+        assert mpidist.load_variable(tmp_path / "ckpt-2.h5", "variable")[0] == 2.0
+    assert manager.checkpoints[0] == path
+    assert manager.metadata == ({} if end == "skips" else {"epoch": 1})
+    manager.close()
+    assert (mpidist.load_variable(path, "variable") == 1.0).all()
+    assert mpidist.load_variable(path, "own/values").tolist() == [0.0] * 3
+    assert mpidist.checkpoint.verify(path) > 0
+
+
+def test_a_server_that_cannot_write_is_an_error_of_the_next_call(
+    strategy: ParameterServerStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    with strategy.scope():
+        variable = mpidist.Variable(np.full(5 * PAGE, 1.0, "f4"))
+    with mpidist.CheckpointManager(mpidist.Checkpoint(v=variable), tmp_path, 3, background=True) as manager:
+        acts: tuple[Callable[[], object], ...] = (manager.save, manager.sync)
+        for act in acts:
+            manager.save()
+            disk.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            disk.is_open.set()
+            with pytest.raises(OSError, match="No space left"):
+                act()
+            assert not manager.checkpoint.save_counter
+            disk.error = None
+        assert manager.save() == str(tmp_path / "ckpt-1.h5")
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-1.h5"]

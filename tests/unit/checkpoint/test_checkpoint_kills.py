@@ -40,6 +40,9 @@ def run(directory, saves, last):
             kill_at_call()
         if how == "manager":
             manager.save()
+        elif how == "background":
+            manager.save(background=True)
+            manager.sync()
         else:
             checkpoint.save(directory / "ckpt")
     manager.close()
@@ -72,21 +75,24 @@ for moment in range(1000):
     start = run(directory, 2, None)
     assert start in (killed - 1, killed), start
     files = sorted(os.listdir(directory))
-    if how == "manager":
+    if how != "save":
         expected = [f"ckpt-{start + n}.h5" for n in (1, 2)][-keep:]
     else:
         expected = [f"ckpt-{n}.h5" for n in range(1, start + 3)]
     assert files == ["checkpoint", *expected], (moment, files)
     assert latest_checkpoint(directory) == str(directory / expected[-1])
     state = json.loads((directory / "checkpoint").read_text())
-    assert state["all_model_checkpoint_paths"] == (expected if how == "manager" else []), (moment, state)
+    assert state["all_model_checkpoint_paths"] == (expected if how != "save" else []), (moment, state)
     if not os.WIFSIGNALED(status):
         print("moments", moment)
         break
 """
 
 
-@pytest.mark.parametrize(("how", "keep", "killed"), [("manager", 1, 3), ("manager", 2, 1), ("save", 1, 2)])
+@pytest.mark.parametrize(("how", "keep", "killed"), [
+    ("manager", 1, 3), ("manager", 2, 1), ("save", 1, 2), ("background", 2, 1),
+    pytest.param("background", 1, 3, marks=pytest.mark.long),
+])
 def test_a_kill_at_any_call_loses_and_leaves_nothing(tmp_path: Path, how: str, keep: int, killed: int) -> None:
     # Python warns of a fork beside a thread; the lock has one.
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), how, str(keep), str(killed)]

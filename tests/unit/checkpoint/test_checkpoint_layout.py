@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.checkpoint.file import layout
+from mpidist.checkpoint.file.checksum import joined_checksum
 from mpidist.checkpoint.file.layout import PAGE_BYTES, PIECE_BYTES, Record
 
 AWKWARD = st.text(st.sampled_from("%/.\0_é\ud800aF2" + string.digits), max_size=8)
@@ -94,7 +95,7 @@ def test_deal_gives_each_checksum_to_one_rank(sizes: list[int], replicas: int, r
 def test_index_is_reversible() -> None:
     kinds = {"a/ü": ((2, 3), "<f4"), "s": ((), "S5"), "b": ((0,), "?")}
     records = [Record(path, shape, np.dtype(kind)) for path, (shape, kind) in kinds.items()]
-    assert layout.decode_index(layout.encode_index(records, {"z": "a"})) == (records, {"z": "a"})
+    assert layout.decode_index(layout.encode_index(records, {"z": "a"})) == (records, {"z": "a"}, layout.FORMAT)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_parts_share_no_page_and_join_their_checksums(cuts: list[int], ranks_las
         for number, start, stop in pieces:
             own = zlib.crc32(data[start:stop])
             before = checksums.get(number)
-            checksums[number] = own if before is None else layout.joined_checksum(before, own, stop - start)
+            checksums[number] = own if before is None else joined_checksum(before, own, stop - start)
     expected = [zlib.crc32(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES)]
     assert [checksums[1 + number] for number in range(len(expected))] == expected
 

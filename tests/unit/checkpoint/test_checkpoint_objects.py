@@ -143,7 +143,7 @@ def test_state_holds_numbers_and_strings(tmp_path: Path) -> None:
         assert file["k/name"].asstr()[()] == "größe"
 
 
-@pytest.mark.parametrize("value", [None, object(), 2**70, b"bytes", np.array(["a"]), {1, 2}])
+@pytest.mark.parametrize("value", [object(), 2**70, np.array([1], "M8[s]"), np.array([None]), {1, 2}])
 def test_state_of_something_else_is_an_error_that_names_the_path(value: object, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'k/a/0'"):
         Checkpoint(k=Keeper({"a": [value]})).write(tmp_path / "c")

@@ -74,8 +74,8 @@ def test_containers_are_walked(build: Any, paths: list[str], tmp_path: Path) -> 
     first, fresh = holding(1.0), holding(0.0)
     assert list(walk([((), first)]).leaves) == paths
     Checkpoint(fresh).read(Checkpoint(first).write(tmp_path / "c")).assert_consumed()
-    pairs = zip(walk([((), fresh)]).leaves.values(), walk([((), first)]).leaves.values(), strict=True)
-    assert all(np.array_equal(one.value, other.value) for one, other in pairs)
+    values: list[list[Any]] = [[leaf.value for leaf in walk([((), one)]).leaves.values()] for one in (fresh, first)]
+    assert all(np.array_equal(one, other) for one, other in zip(*values, strict=True))
 
 
 def as_variables(value: Any) -> Any:

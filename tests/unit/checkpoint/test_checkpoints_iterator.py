@@ -169,10 +169,10 @@ class Racing(Checkpoint):
 
     meanwhile: list[Callable[[], object]]
 
-    def restore(self, path: Any) -> Any:
+    def restore(self, path: Any, **choice: Any) -> Any:
         act = self.meanwhile.pop(0)
         act()
-        return super().restore(path)
+        return super().restore(path, **choice)
 
 
 def racing(*meanwhile: Callable[[], object]) -> tuple[Racing, Any]:

@@ -43,8 +43,8 @@ def test_the_choices_are_those_of_the_library() -> None:
         ("MPIDIST_COLLECTIVE", "ring2", "wrong", "MPIDIST_COLLECTIVE must be one of AUTO, MPI, RING"),
         ("MPIDIST_DEVICE", "tpu", "wrong", "MPIDIST_DEVICE must be one of cpu, gpu, got 'tpu'"),
         ("MPIDIST_COMPILE", "no", "note", "MPIDIST_COMPILE must be one of 0, 1, got 'no'"),
-        ("MPIDIST_TIMOUT", "60", "note", "mpidist has no variable MPIDIST_TIMOUT: nobody reads it"),
-        ("MPIDIST_", "60", "note", "mpidist has no variable MPIDIST_: nobody reads it"),
+        ("MPIDIST_TIMOUT", "60", "note", "mpidist has no variable MPIDIST_TIMOUT: the setting has no effect"),
+        ("MPIDIST_", "60", "note", "mpidist has no variable MPIDIST_: the setting has no effect"),
         ("MPIDIST_TUNE", "1", "note", "MPIDIST_TUNE is gone: the sizes at which AUTO changes its backend are const"),
     ],
 )

@@ -24,7 +24,7 @@ COMMAND = ["python", "a b.py", "--x"]
 
 @pytest.fixture(autouse=True)
 def _two_cores_and_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_count_cores", lambda: 2)
+    monkeypatch.setattr(module, "count_cores", lambda: 2)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
 
 
@@ -220,7 +220,7 @@ def test_an_option_behind_the_program_is_the_programs_with_a_warning(
 def test_the_list_of_commands_is_whole(width: str) -> None:
     text = CliRunner().invoke(main, ["--help"], env={"COLUMNS": width}).output.partition("Commands:")[2]
     assert "..." not in text
-    assert set(main.commands) == {"doctor", "launch-line", "lint", "sbatch", "worker"}
+    assert set(main.commands) == {"checkpoint", "doctor", "launch-line", "lint", "run", "sbatch", "trace", "worker"}
     for command in main.commands.values():
         assert command.short_help
         assert command.short_help in " ".join(text.split())

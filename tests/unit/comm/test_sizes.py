@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpidist.comm.choice.sizes import NEVER, ring_begins, sizes_for
+from mpidist.comm.choice.sizes import NEVER, circulant_begins, sizes_for
 
 
 def test_ranks_that_outnumber_cores_use_node_memory_for_small_arrays_on_one_node_only() -> None:
@@ -12,13 +12,16 @@ def test_ranks_that_outnumber_cores_use_node_memory_for_small_arrays_on_one_node
     assert "more ranks than cores" in one[0].reason
 
 
-def test_a_ring_pays_where_the_number_of_nodes_is_no_power_of_two() -> None:
-    assert [count for count in range(1, 20) if ring_begins(count) == NEVER] == [1, 2, 4, 8, 16]
-    # Each rank sends messages of `bytes / nodes`, which must not become small.
-    assert {ring_begins(count) // count for count in (3, 5, 12, 100)} == {1 << 16}
+def test_a_circulant_graph_pays_between_nodes() -> None:
+    assert circulant_begins(1) == NEVER
+    # In powers of two MPI sends as few bytes, and only the pieces pay.
+    assert {circulant_begins(count) for count in (2, 4, 8, 1 << 16)} == {1 << 18}
+    # It grows with the number of rounds, and not with that of nodes.
+    begins = {count: circulant_begins(count) >> 16 for count in (3, 5, 6, 12, 100, 65_535)}
+    assert begins == {3: 3, 5: 5, 6: 5, 12: 7, 100: 13, 65_535: 31}
     for cores in (2, 64):
-        sizes = {nodes: sizes_for(4, nodes, cores, is_open_mpi=False).ring_from for nodes in (1, 2, 3)}
-        assert sizes == {1: NEVER, 2: NEVER, 3: 3 << 16}
+        sizes = {nodes: sizes_for(4, nodes, cores, is_open_mpi=False).circulant_from for nodes in (1, 2, 3)}
+        assert sizes == {1: NEVER, 2: 1 << 18, 3: 3 << 16}
 
 
 def test_two_ranks_always_use_node_memory() -> None:

@@ -17,7 +17,6 @@ from mpidist.parameter_server.protocol.messages import (
     Call,
     Commit,
     CommitStep,
-    CutDone,
     Define,
     Discard,
     Do,
@@ -31,6 +30,7 @@ from mpidist.parameter_server.protocol.messages import (
     Prepared,
     Push,
     Send,
+    SnapshotDone,
     SnapshotRequest,
     Timed,
 )
@@ -531,15 +531,15 @@ def test_cut_is_whole_when_all_servers_have_saved() -> None:
     closures = make()
     commits = closures.commits
     commits.write(0, [1])
-    assert commits.cut() == [Send(1, SnapshotRequest(1)), Send(2, SnapshotRequest(1))]
+    assert commits.snapshot() == [Send(1, SnapshotRequest(1)), Send(2, SnapshotRequest(1))]
     with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] are still saving"):
-        commits.cut()
-    take(closures, 2, CutDone(1))
+        commits.snapshot()
+    take(closures, 2, SnapshotDone(1))
     assert commits.saving == {1}
-    take(closures, 1, CutDone(1))
+    take(closures, 1, SnapshotDone(1))
     assert commits.saving == set()
-    with pytest.raises(RuntimeError, match="server of rank 1 sends CutDone"):
-        take(closures, 1, CutDone(1))
+    with pytest.raises(RuntimeError, match="server of rank 1 sends SnapshotDone"):
+        take(closures, 1, SnapshotDone(1))
 
 
 def test_what_no_commit_holds_is_left_by_a_cut() -> None:

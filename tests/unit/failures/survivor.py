@@ -49,7 +49,7 @@ class Rank:
         """End the job, as MPI does."""
         raise EndedError("abort", code)
 
-    def end_alone(self, code: int) -> None:
+    def end_alone(self, code: int, *, leaves_dead: bool = False) -> None:
         """End this process."""
         self.ends.append(self.clock.now)
         if not self.hooks.survivor_ends:

@@ -264,7 +264,9 @@ def test_the_launcher_is_told_of_an_end_alone(
     socket: Any = types.SimpleNamespace(close=lambda *, lets_live: closed.append(lets_live))
     rank.hooks.launcher_socket = socket
     codes: list[int] = []
+    awaited: list[object] = []
     monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(ending, "await_survivors", lambda page, peers: awaited.append(peers))
     if serves:
         rank.serve()
     if dies:
@@ -274,3 +276,5 @@ def test_the_launcher_is_told_of_an_end_alone(
     end_process: Callable[[int], None] = type(rank.hooks).end_process.__get__(rank.hooks)
     end_process(5)
     assert (codes, closed) == ([5], [True] * closes)
+    # Only where the death ends this rank: the others end with it.
+    assert len(awaited) == (dies and not serves and not is_child)

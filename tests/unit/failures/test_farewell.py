@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from mpidist.failures import farewell
 from mpidist.failures.deaths import DISCOVERY_SECONDS, DeathWatch, this_process
-from mpidist.failures.farewell import Farewell, leave_together
+from mpidist.failures.farewell import Farewell, await_survivors, leave_together
+from mpidist.failures.peers import Key, Peer
+from mpidist.recorder.rank_page import PAGE_BYTES, Page
 from tests.unit.failures.settable_clock import Clock
 
 OTHER = this_process("there")
@@ -102,3 +104,52 @@ def test_an_error_of_mpi_may_be_a_death(clock: Clock, watch: DeathWatch, monkeyp
         leave(clock, 1, error=ValueError("of the program"))
     assert not leave(clock, 1, error=ConnectionError("of MPI"))[0]
     assert list(watch.dead.values()) == ["rank 1 of 2"]
+
+
+@pytest.mark.parametrize("error_after", [0.0, 2.0])
+def test_survivors_end_at_one_time_however_they_hear_of_a_death(
+    clock: Clock, watch: DeathWatch, monkeypatch: pytest.MonkeyPatch, error_after: float
+) -> None:
+    """The launcher ends the others with the first one, maybe before they have said why they end."""
+    monkeypatch.setattr(watch, "_wait_for_news", lambda _: bool(watch.dead))
+    clock.after(5, lambda: watch.note(OTHER, "rank 1 of 2"))
+    begin = clock.now
+    assert not leave(clock, 5 + error_after, error=ConnectionError("of MPI"))[0]
+    assert 5 + DISCOVERY_SECONDS <= clock.now - begin < 5 + DISCOVERY_SECONDS + 0.2
+
+
+def page() -> Page:
+    return Page(memoryview(bytearray(PAGE_BYTES)))
+
+
+def peer(number: int, *, is_seen: bool = True) -> Peer:
+    """Another rank of this host."""
+    return Peer(Key(*OTHER._replace(number=number)), f"rank {number}", number, page() if is_seen else None, "")
+
+
+@pytest.mark.parametrize(("says_at", "dies_at", "until"), [
+    (0.5, math.inf, 0.5), (math.inf, 1.0, 1.0), (math.inf, math.inf, DISCOVERY_SECONDS + 2), (0.0, 4.0, 0.0),
+])
+def test_a_survivor_ends_when_the_others_have_spoken(
+    clock: Clock, watch: DeathWatch, says_at: float, dies_at: float, until: float
+) -> None:
+    """The launcher may end them with it. One that dies, or is stuck, keeps no other for long."""
+    begin, own, other = clock.now, page(), peer(7)
+    # A watch counts what it does not know as ended.
+    watch._known.add(OTHER._replace(number=7))
+    acts: list[tuple[float, Callable[[], None]]] = [
+        (says_at, lambda: setattr(other.page, "said", True)), (dies_at, lambda: watch.note(other.key, other.name)),
+    ]
+    for seconds, act in acts:
+        if seconds == 0:
+            act()
+        elif seconds < math.inf:
+            clock.after(seconds, act)
+    await_survivors(own, [other, peer(8, is_seen=False), peer(9)])
+    assert own.said
+    assert until <= clock.now - begin <= until + 0.1
+
+
+def test_a_rank_that_others_cannot_see_waits_for_nobody(clock: Clock) -> None:
+    await_survivors(None, [peer(7)])
+    assert clock.slept == []

@@ -67,6 +67,23 @@ def test_updates_are_those_of_float32_rounded_after_each_step(name: str, dtype: 
     assert (half.numpy() != start(dtype)).mean() > 0.25
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Lion"])
+def test_float8_has_its_state_in_float32_too(name: str, kind: str) -> None:
+    """In its own dtype a second moment would be 0, and the update a division by it."""
+    dtype = np.dtype(getattr(ml_dtypes, kind))
+    half, wide = mpidist.Variable(start(dtype)), mpidist.Variable(start(dtype).astype("f"))
+    optimizer, reference = make(name), make(name)
+    for step in range(20):
+        gradient = np.random.default_rng(step).normal(size=SIZE).astype(dtype)
+        optimizer.apply_gradients([(gradient, half)])
+        reference.apply_gradients([(gradient.astype("f"), wide)])
+        wide.assign(wide.numpy().astype(dtype).astype("f"))
+        np.testing.assert_array_equal(half.numpy().astype("f"), wide.numpy(), err_msg=f"step {step}")
+    require_same(optimizer, reference)
+    assert np.isfinite(wide.numpy()).all()
+
+
 @pytest.mark.parametrize("options", list(OPTIONS)[1:])
 @pytest.mark.parametrize("name", ["Adam", "LAMB", "LARS"])
 def test_with_the_options_of_every_optimizer(name: str, options: str) -> None:

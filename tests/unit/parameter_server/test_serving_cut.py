@@ -13,7 +13,7 @@ import pytest
 
 from mpidist.parameter_server.heap.dense import HeapVariable
 from mpidist.parameter_server.protocol.messages import Commit
-from mpidist.parameter_server.server.snapshot import Cutting, ElementRange, Saver, TableRows
+from mpidist.parameter_server.server.snapshot import ElementRange, Saver, TableRows, Unsaved
 from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Save
 from mpidist.variables.kinds.served import ServedPlace
 from mpidist.variables.variable import Read
@@ -32,19 +32,19 @@ def changed_by(apply: Apply | ApplyRound) -> set[int]:
     return {apply.commit.closure}
 
 
-def cutting_of(limit: int, *waiting: Apply | Free) -> Cutting:
-    cutting = Cutting(limit)
-    cutting.begin(BLOCKS)
-    cutting.waiting += waiting
-    return cutting
+def unsaved_of(limit: int, *waiting: Apply | Free) -> Unsaved:
+    unsaved = Unsaved(limit)
+    unsaved.begin(BLOCKS)
+    unsaved.waiting += waiting
+    return unsaved
 
 
 def test_an_update_copies_what_it_changes_once() -> None:
-    cutting = cutting_of(64, update(1), update(1))
-    assert cutting.next(changed_by) == (update(1), [FIRST, SECOND])
-    assert cutting.next(changed_by) == (update(1), [])
-    assert cutting.next(changed_by) is None
-    assert (cutting.live, cutting.copied) == ({OTHER: 32}, {FIRST: 32, SECOND: 32})
+    unsaved = unsaved_of(64, update(1), update(1))
+    assert unsaved.next(changed_by) == (update(1), [FIRST, SECOND])
+    assert unsaved.next(changed_by) == (update(1), [])
+    assert unsaved.next(changed_by) is None
+    assert (unsaved.live, unsaved.copied) == ({OTHER: 32}, {FIRST: 32, SECOND: 32})
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7])
@@ -59,43 +59,43 @@ def test_rows_touch_the_blocks_in_which_they_have_elements(width: int) -> None:
 
 
 def test_an_update_of_rows_copies_their_blocks_alone() -> None:
-    cutting = cutting_of(32, update(1), update(1), update(1))
-    assert cutting.next(lambda _: [TableRows(1, [5], 2)]) == (update(1), [SECOND])
-    assert cutting.next(lambda _: [TableRows(1, [4, 6], 2)]) == (update(1), [])
-    assert cutting.next(lambda _: [TableRows(1, [3], 2)]) is None, "there is no room for the first block"
-    cutting.saved(SECOND)
-    assert cutting.next(lambda _: [2, TableRows(2, [0], 2)]) == (update(1), [OTHER])
+    unsaved = unsaved_of(32, update(1), update(1), update(1))
+    assert unsaved.next(lambda _: [TableRows(1, [5], 2)]) == (update(1), [SECOND])
+    assert unsaved.next(lambda _: [TableRows(1, [4, 6], 2)]) == (update(1), [])
+    assert unsaved.next(lambda _: [TableRows(1, [3], 2)]) is None, "there is no room for the first block"
+    unsaved.saved(SECOND)
+    assert unsaved.next(lambda _: [2, TableRows(2, [0], 2)]) == (update(1), [OTHER])
 
 
 def test_what_is_saved_is_not_copied() -> None:
-    cutting = cutting_of(32, update(1))
-    cutting.saved(FIRST)
-    assert cutting.next(changed_by) == (update(1), [SECOND])
+    unsaved = unsaved_of(32, update(1))
+    unsaved.saved(FIRST)
+    assert unsaved.next(changed_by) == (update(1), [SECOND])
 
 
 def test_an_update_waits_for_room_and_all_behind_it_too() -> None:
-    cutting = cutting_of(63, update(1), Free(5, 1), update(3))
-    assert cutting.next(changed_by) is None
-    cutting.saved(OTHER)
-    assert cutting.next(changed_by) is None
-    cutting.saved(SECOND)
-    assert cutting.next(changed_by) == (update(1), [FIRST])
-    assert cutting.next(changed_by) == (Free(5, 1), [])
-    assert cutting.next(changed_by) == (update(3), [])
+    unsaved = unsaved_of(63, update(1), Free(5, 1), update(3))
+    assert unsaved.next(changed_by) is None
+    unsaved.saved(OTHER)
+    assert unsaved.next(changed_by) is None
+    unsaved.saved(SECOND)
+    assert unsaved.next(changed_by) == (update(1), [FIRST])
+    assert unsaved.next(changed_by) == (Free(5, 1), [])
+    assert unsaved.next(changed_by) == (update(3), [])
 
 
 def test_without_room_an_update_waits_for_its_own_variable_only() -> None:
-    cutting = cutting_of(0, update(2))
-    cutting.saved(OTHER)
-    assert cutting.next(changed_by) == (update(2), [])
+    unsaved = unsaved_of(0, update(2))
+    unsaved.saved(OTHER)
+    assert unsaved.next(changed_by) == (update(2), [])
 
 
 def test_two_cuts_at_a_time_are_refused() -> None:
-    cutting = cutting_of(0)
-    with pytest.raises(RuntimeError, match="a cut begins while 3 blocks of another one are not saved"):
-        cutting.begin(BLOCKS)
-    cutting.end()
-    cutting.begin(BLOCKS)
+    unsaved = unsaved_of(0)
+    with pytest.raises(RuntimeError, match="a snapshot begins while 3 blocks of another one are not saved"):
+        unsaved.begin(BLOCKS)
+    unsaved.end()
+    unsaved.begin(BLOCKS)
 
 
 # Held while a share is not to go on.
@@ -147,41 +147,41 @@ def end_of(saver: Saver) -> object:
 
 
 def test_the_thread_saves_what_was_there_before_an_update() -> None:
-    held, cutting = variables(), Cutting(64)
+    held, unsaved = variables(), Unsaved(64)
     with disk:
-        saver = Saver(Save(7, pickle.dumps(KeepingShare())), held, cutting)
-        cutting.waiting += [update(1)]
+        saver = Saver(Save(7, pickle.dumps(KeepingShare())), held, unsaved)
+        unsaved.waiting += [update(1)]
         assert saver.next(changed_by) == update(1)
         held[1].buffers[0][...] = 1
     assert end_of(saver) == [[0.0] * 4, [0.0] * 4]
-    assert cutting == Cutting(64)
+    assert unsaved == Unsaved(64)
 
 
 def test_what_fails_leaves_nothing_to_wait_for() -> None:
-    cutting = Cutting(0)
-    saver = Saver(Save(7, pickle.dumps(FailingShare())), variables(), cutting)
-    cutting.waiting += [update(1)]
+    unsaved = Unsaved(0)
+    saver = Saver(Save(7, pickle.dumps(FailingShare())), variables(), unsaved)
+    unsaved.waiting += [update(1)]
     assert repr(end_of(saver)) == "LookupError('of the share: (1,)')"
     assert saver.next(changed_by) == update(1)
 
 
 def test_a_cut_that_fails_with_copies_leaves_room_for_the_next_one() -> None:
-    held, cutting = variables(), Cutting(64)
+    held, unsaved = variables(), Unsaved(64)
     for number in range(2):
         with disk:
-            saver = Saver(Save(7, pickle.dumps(StoppedShare())), held, cutting)
-            cutting.waiting += [update(1)]
+            saver = Saver(Save(7, pickle.dumps(StoppedShare())), held, unsaved)
+            unsaved.waiting += [update(1)]
             assert saver.next(changed_by) == update(1), f"cut {number}"
         assert repr(end_of(saver)) == "LookupError('before it reads')"
-        assert cutting == Cutting(64)
-    saver = Saver(Save(7, pickle.dumps(KeepingShare())), held, cutting)
+        assert unsaved == Unsaved(64)
+    saver = Saver(Save(7, pickle.dumps(KeepingShare())), held, unsaved)
     assert end_of(saver) == [[0.0] * 4, [0.0] * 4]
 
 
 def test_what_is_not_there_cannot_be_saved() -> None:
-    saver = Saver(Save(7, pickle.dumps(KeepingShare((1, 2)))), variables(), Cutting(0))
+    saver = Saver(Save(7, pickle.dumps(KeepingShare((1, 2)))), variables(), Unsaved(0))
     assert repr(end_of(saver)) == "KeyError(2)"
 
 
 def test_nothing_is_saved_at_once() -> None:
-    assert end_of(Saver(Save(7, b""), {}, Cutting(0))) is None
+    assert end_of(Saver(Save(7, b""), {}, Unsaved(0))) is None

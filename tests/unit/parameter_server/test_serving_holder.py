@@ -25,13 +25,13 @@ from mpidist.parameter_server.protocol.messages import (
     Commit,
     CommitPart,
     CommitStep,
-    CutDone,
     Discard,
     Message,
     Prepared,
     Push,
     Round,
     Send,
+    SnapshotDone,
     SnapshotRequest,
 )
 from mpidist.parameter_server.server.server import VariableServer
@@ -68,7 +68,7 @@ class Server:
         self.station = Station(window, str, lambda rank: Key("", rank, ""), frozenset())
         self.coordinator = Coordinator()
         self.holder = VariableServer(self.station, COORDINATOR, SLOTS, copy_bytes)
-        self.station.route((Applied, CutDone, Prepared), self.coordinator.take)
+        self.station.route((Applied, SnapshotDone, Prepared), self.coordinator.take)
         self.memory = window.memory
 
     def place(self, number: int, at: int = 0, *, table_rows: int = 0) -> ServedPlace:
@@ -264,11 +264,11 @@ def end_of_saver() -> None:
 
 
 def saved(message: Message) -> Any:
-    assert isinstance(message, CutDone)
+    assert isinstance(message, SnapshotDone)
     return pickle.loads(message.outcome)
 
 
-def begin_cut(server: Server, number: int) -> None:
+def begin_snapshot(server: Server, number: int) -> None:
     """Begin to save; the disk is held."""
     disk.acquire()
     server.take(SnapshotRequest(number, pickle.dumps(OneVariable())))
@@ -280,7 +280,7 @@ def test_an_update_that_waits_for_a_cut_is_applied_without_a_further_message() -
     variable = server.make(server.place(1))
     server.push(WORKER, 1, 0, ("add", 1, 1.0))
     assert server.listen() == [Prepared(1, 1)]
-    begin_cut(server, 0)
+    begin_snapshot(server, 0)
     server.take(Commit(1, WORKER, 1, 1, ()))
     assert server.listen() == []
     assert variable.current.tolist() == [0.0] * SIZE
@@ -297,7 +297,7 @@ def test_an_update_that_waits_is_not_lost_when_the_cut_ends_while_the_server_loo
     variable = server.make(server.place(1))
     server.push(WORKER, 1, 0, ("add", 1, 1.0))
     server.push(WORKER, 2, 1, ("add", 1, 1.0))
-    begin_cut(server, 0)
+    begin_snapshot(server, 0)
     server.take(Commit(1, WORKER, 1, 1, ()))
     saver = server.holder._saver
     assert saver is not None
@@ -322,7 +322,7 @@ def test_a_second_cut_saves_what_came_after_the_first() -> None:
     server.make(server.place(1))
     outcomes = []
     for number in range(3):
-        begin_cut(server, number)
+        begin_snapshot(server, number)
         # With its copy, while the cut is not saved.
         server.push(WORKER, 1 + number, number % 2, ("add", 1, 1.0))
         server.take(Commit(1 + number, WORKER, 1 + number, 1, ()))

@@ -8,13 +8,13 @@ from mpidist.parameter_server.protocol.messages import (
     OWN_WRITE,
     Applied,
     Commit,
-    CutDone,
     Drop,
     Fence,
     Message,
     Prepared,
     Push,
     Send,
+    SnapshotDone,
     SnapshotRequest,
 )
 from mpidist.parameter_server.server.staging import Action, Apply, Free, Save, Staging
@@ -115,4 +115,4 @@ def test_breach_of_the_protocol(before: list[tuple[int, Message]], bad: tuple[in
 
 
 def test_other_messages_are_somebody_elses() -> None:
-    assert Staging(COORDINATOR).take(COORDINATOR, CutDone(1)) is None
+    assert Staging(COORDINATOR).take(COORDINATOR, SnapshotDone(1)) is None

@@ -27,7 +27,7 @@ def test_a_timeline_that_cannot_be_written_ends_and_says_so(
     monkeypatch.setenv(trace.VARIABLE, str(tmp_path / place))
     timeline = trace.Trace()
     for number in range(3):
-        timeline.add(name="call", number=number)
+        timeline.add("call", 0, thread=1, number=number)
         timeline.write()
     timeline.finish()
     told = capfd.readouterr().err

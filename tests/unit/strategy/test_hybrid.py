@@ -12,7 +12,10 @@ import mpidist
 from mpidist.optimizers import SGD, Adam
 from mpidist.strategy.hybrid import outer
 from mpidist.strategy.hybrid.groups import divide
-from mpidist.strategy.hybrid.outer import FlatLayout, OuterStep
+from mpidist.strategy.hybrid.lead import Lead
+from mpidist.strategy.hybrid.outer import FlatLayout, Member, OuterStep, Place
+from mpidist.strategy.hybrid.part import Part
+from mpidist.strategy.hybrid.strategy import default_outer
 
 
 @pytest.mark.parametrize(
@@ -92,10 +95,55 @@ def test_increments_of_groups_add_up_to_the_step_of_the_mean(
         np.testing.assert_allclose(total, whole.numpy(), rtol=1e-12)
 
 
+def test_the_default_outer_optimizer_depends_on_the_number_of_groups() -> None:
+    for count, momentum in ((2, 0.6), (3, 0.733), (4, 0.8), (100, 0.9)):
+        assert repr(OuterStep(default_outer(count))) == repr(OuterStep(SGD(0.7, momentum, nesterov=True)))
+    # One group trains as without an outer step.
+    assert repr(OuterStep(default_outer(1))) == repr(OuterStep(SGD(1.0)))
+
+
+def test_ranks_can_compare_an_outer_optimizer_with_a_schedule() -> None:
+    first, second = (repr(OuterStep(SGD(lambda step: 0.5 / (1 + step), 0.9))) for _ in range(2))
+    assert first == second == "SGDKernel(momentum=0.9, nesterov=False) with rate function()"
+
+
+def test_what_has_come_is_not_expected() -> None:
+    variable: Any = mpidist.Variable(np.zeros(3))
+    part = Part(0, [variable], leads=True)
+    own = [np.array([1.0, 2.0, 3.0])]
+    # Of three other groups the same is expected.
+    part.lead.expect(own, 3)
+    assert part.present()[0].tolist() == [3.0, 6.0, 9.0]
+    # One of them made two windows, as much as two groups were expected to make.
+    part.take(0, memoryview(np.full(3, 10.0).tobytes()), 2)
+    assert part.outer[0].tolist() == [10.0, 10.0, 10.0]
+    np.testing.assert_allclose(part.present()[0], [11.0, 12.0, 13.0])
+    # More than was expected.
+    part.take(0, memoryview(np.zeros(3).tobytes()), 9)
+    assert part.present()[0].tolist() == [10.0, 10.0, 10.0]
+    part.lead.expect(own, 1)
+    part.lead.clear()
+    assert part.present()[0].tolist() == [10.0, 10.0, 10.0]
+
+
+def test_a_group_that_is_stopped_is_expected_to_make_two_windows_at_most() -> None:
+    lead = Lead([Place(0, 0, 1), Place(0, 1, 2)])
+    for _ in range(50):
+        lead.expect([np.ones(2)], 3)
+        assert (lead.flat[0] <= 6 * (1 + 1e-12)).all()
+    np.testing.assert_allclose(lead.flat[0], 6)
+    # Pieces come by themselves.
+    lead.note_arrival(1, 3)
+    np.testing.assert_allclose(lead.flat[0], [6, 3])
+    # Nobody else is left.
+    lead.expect([np.ones(2)], 0)
+    assert lead.flat[0].tolist() == [0, 0]
+
+
 def test_large_parameters_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer, "PIECE_BYTES", 32)
     variables: Any = [mpidist.Variable(np.zeros(size, dtype)) for size, dtype in ((9, "f4"), (5, "f8"), (2, "c8"))]
-    layout = FlatLayout(variables)
+    layout = FlatLayout([Member.of(variable) for variable in variables])
     assert layout.dtypes == [np.dtype("f4"), np.dtype("f8")]
     assert layout.sizes == [13, 5]
     assert [tuple(place) for place in layout.places] == [(0, 0, 9), (1, 0, 5), (0, 9, 13)]

@@ -108,6 +108,27 @@ def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator
     assert not np.shares_memory(again, mine)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_the_mean_of_an_allocated_array_is_its_sum_divided(
+    communicator: Communicator, layout: str, dtype: str
+) -> None:
+    """Bit by bit, though it is divided block by block: here two blocks, and a rest."""
+    collective = open_layout(communicator, layout)
+    mine = collective.allocate((140_001,), dtype)
+    own = np.random.default_rng(communicator.rank).standard_normal(mine.size).astype(dtype)
+    for part in (slice(None), slice(7, None)):
+        mine[...] = own
+        expected = collective.all_reduce(mine[part], in_place=True) / communicator.size
+        mine[...] = own
+        collective.all_reduce(mine[part], ReduceOp.MEAN, in_place=True)
+        np.testing.assert_array_equal(mine[part], expected)
+    mine[...] = own
+    mean = collective.all_reduce(mine, ReduceOp.MEAN)
+    np.testing.assert_allclose(mean, collective.all_reduce(own) / communicator.size, rtol=1e-5, atol=1e-6)
+    assert not np.shares_memory(mean, mine)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("count", [3, 100_000], ids=["at once", "in blocks"])
 @pytest.mark.parametrize("reproducible", [False, True])

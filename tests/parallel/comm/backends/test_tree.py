@@ -39,7 +39,7 @@ class TestContract(CollectiveContract):
 
     @pytest.fixture(params=NAMES)
     def collective(self, request: pytest.FixtureRequest, communicator: Communicator) -> Collective:
-        options = CommunicationOptions(implementation=request.param, bytes_per_pack=4096, reproducible=True)
+        options = CommunicationOptions(implementation=request.param, bytes_per_pack=1 << 14, reproducible=True)
         return selection.choose(communicator, options)
 
 

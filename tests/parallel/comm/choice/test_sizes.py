@@ -33,7 +33,7 @@ def test_the_same_on_every_rank_and_in_the_log(
     with caplog.at_level(logging.INFO, "mpidist"):
         collective = selection.choose(laid_out, CommunicationOptions())
     assert isinstance(collective.backend, AutomaticBackend)
-    assert collective.backend.limit == (sizes.node_from if layout == "node" else sizes.ring_from)
+    assert collective.backend.limit == (sizes.node_from if layout == "node" else sizes.circulant_from)
     if communicator.rank == 0:
         assert sizes.reason in caplog.text
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mpidist
 from mpidist.comm.group.communicator import Communicator
+from mpidist.data import Dataset
 from mpidist.errors import MismatchError
 from mpidist.optimizers import SGD
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.amounts import turns
 from tests.parallel.strategy.hybrid.making import Array, Outer, halves_of, home_of, make_hybrid
 from tests.parallel.strategy.hybrid.test_training import SIZE, same_everywhere
 
@@ -37,25 +41,30 @@ def train(
         strategy.run(lambda one: optimizer.apply_gradients([(one, variable)]), (share,))
 
 
-@pytest.mark.parametrize("layout", ["node", "each"])
-@pytest.mark.parametrize("kind", ["same", "one", "each"])
+@pytest.mark.parametrize(
+    ("layout", "earlier", "later"), turns([
+        ("node", "halves", "same"), ("node", "halves", "one"), ("node", "halves", "each"), ("node", "one", "halves"),
+        ("node", "each", "halves"), ("node", "each", "one"), ("each", "halves", "same"), ("each", "halves", "each"),
+        ("each", "each", "halves"),
+    ], 2, always=[("node", "halves", "same"), ("node", "halves", "each")]),
+)
 def test_nothing_is_lost_and_nothing_counted_twice(
-    communicator: Communicator, layout: str, kind: str, tmp_path: Path
+    communicator: Communicator, layout: str, earlier: str, later: str, tmp_path: Path
 ) -> None:
     folder = communicator.broadcast_object(str(tmp_path))
-    halves = halves_of(communicator)
-    later = {"same": halves, "one": [[*range(communicator.size)]], "each": [[r] for r in range(communicator.size)]}
-    groups = later[kind]
+    ranks = [*range(communicator.size)]
+    divisions = {"halves": halves_of(communicator), "one": [ranks], "each": [[rank] for rank in ranks]}
+    first, groups = divisions[earlier], divisions.get(later, divisions[earlier])
     # The momenta of all groups of the first half add up, and those of the second half have equal shares of the sum.
-    total, before = np.arange(SIZE, dtype=float), [Outer(SIZE, RATE, MOMENTUM, nesterov=True) for _ in halves]
+    total, before = np.arange(SIZE, dtype=float), [Outer(SIZE, RATE, MOMENTUM, nesterov=True) for _ in first]
     for begin, end in ((0, 2), (2, 4), (4, 5)):
         for group, one in enumerate(before):
-            difference = np.sum([0.1 * gradient(group, step) for step in range(begin, end)], axis=0) / len(halves)
+            difference = np.sum([0.1 * gradient(group, step) for step in range(begin, end)], axis=0) / len(first)
             total = total + one.increment(difference)
     after = [Outer(SIZE, RATE, MOMENTUM, nesterov=True) for _ in groups]
     momentum = np.sum([one.velocity for one in before], axis=0)
 
-    with make_hybrid(communicator, layout, halves, every=2, outer=outer()) as strategy:
+    with make_hybrid(communicator, layout, first, every=2, outer=outer()) as strategy:
         with strategy.scope():
             variable, optimizer = mpidist.Variable(np.arange(SIZE, dtype=float)), SGD(0.1, 0.0)
         checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
@@ -66,10 +75,10 @@ def test_nothing_is_lost_and_nothing_counted_twice(
         np.testing.assert_allclose(same_everywhere(communicator, variable.numpy()), total, rtol=1e-12)
         # What comes after it does not count when it is restored.
         train(strategy, optimizer, variable, range(3 + strategy.group_index))
-        if kind == "same":
+        if later == "same":
             checkpoint.restore(path).assert_consumed()
             _continue(communicator, strategy, optimizer, variable, (total, momentum, after))
-    if kind == "same":
+    if later == "same":
         return
     with make_hybrid(communicator, layout, groups, every=2, outer=outer()) as strategy:
         with strategy.scope():
@@ -92,6 +101,64 @@ def _continue(
     train(strategy, optimizer, variable, range(7, 9))
     strategy.finish()
     np.testing.assert_allclose(same_everywhere(communicator, variable.numpy()), total, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("earlier", "later"), [("halves", "each"), ("each", "halves"), ("halves", "plain")])
+def test_other_groups_continue_in_the_data_where_all_were(
+    communicator: Communicator, earlier: str, later: str, tmp_path: Path
+) -> None:
+    folder = communicator.broadcast_object(str(tmp_path))
+    rows = 24 * communicator.size
+    divisions = {"halves": halves_of(communicator), "each": [[rank] for rank in range(communicator.size)]}
+
+    def begin(strategy: mpidist.Strategy) -> tuple[mpidist.Checkpoint, Any]:
+        with strategy.scope():
+            variable = mpidist.Variable(np.zeros(1))
+        # Its seed is drawn, and is part of the position.
+        batches = iter(strategy.experimental_distribute_dataset(Dataset.range(rows).shuffle(rows).batch(2)))
+        return mpidist.Checkpoint(variable=variable, batches=batches), batches
+
+    def read(batches: Any, steps: int | None = None) -> list[int]:
+        return [row for batch in itertools.islice(batches, steps) for row in np.asarray(batch).tolist()]
+
+    with make_hybrid(communicator, groups=divisions[earlier]) as first:
+        checkpoint, batches = begin(first)
+        # The last group is a step behind the others, as it may be at a notice of the job's end.
+        is_behind = first.group_index == len(first.groups) - 1 > 0
+        seen = read(batches, 2 if is_behind else 3)
+        path = checkpoint.save(f"{folder}/ckpt")
+    as_before = make_hybrid(communicator, groups=divisions[earlier])
+    others = mpidist.MultiWorkerMirroredStrategy() if later == "plain" else make_hybrid(
+        communicator, groups=divisions[later]
+    )
+    for strategy in (as_before, others):
+        with strategy:
+            checkpoint, batches = begin(strategy)
+            checkpoint.restore(path).assert_consumed()
+            parts = communicator.all_gather_object([*seen, *read(batches)])
+        assert sorted(row for part in parts for row in part) == [*range(rows)]
+
+
+def test_a_schedule_of_the_outer_rate_continues(communicator: Communicator, tmp_path: Path) -> None:
+    folder = communicator.broadcast_object(str(tmp_path))
+    counts: list[int] = []
+
+    def rate(count: int) -> float:
+        counts.append(count)
+        return 0.5
+
+    for number, groups in enumerate((halves_of(communicator), [[*range(communicator.size)]])):
+        with make_hybrid(communicator, groups=groups, every=2, outer=SGD(rate)) as strategy:
+            with strategy.scope():
+                variable, optimizer = mpidist.Variable(np.zeros(SIZE)), SGD(0.1)
+            checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+            if number:
+                # The optimizer does not exist yet.
+                checkpoint.restore(f"{folder}/ckpt-1.h5")
+            counts.clear()
+            train(strategy, optimizer, variable, range(4))
+            assert counts == ([2 * number, 2 * number + 1] if home_of(strategy).leads else [])
+            checkpoint.save(f"{folder}/ckpt")
 
 
 def test_it_fits_other_strategies(communicator: Communicator, tmp_path: Path) -> None:

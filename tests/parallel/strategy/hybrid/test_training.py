@@ -10,6 +10,7 @@ import pytest
 import mpidist
 from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import SGD, Adam
+from tests.helpers.amounts import turns
 from tests.parallel.strategy.hybrid.making import Array, Outer, home_of, make_hybrid
 
 pytestmark = pytest.mark.mpi
@@ -53,7 +54,7 @@ def same_everywhere(communicator: Communicator, array: Array) -> Array:
     return array
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", turns(LAYOUTS, 1, always=("node",)))
 def test_all_groups_come_to_the_sum_of_all_increments(communicator: Communicator, layout: str) -> None:
     with make_hybrid(communicator, layout, every=3, outer=SGD(0.7, 0.6, nesterov=True)) as strategy:
         with strategy.scope():
@@ -107,6 +108,25 @@ def test_a_group_that_takes_nothing_makes_no_other_wait_and_gets_all_once(commun
             # The first of a hundred increments, which was sent at once, and the sum of the others; and at most one that
             # was under way at the barrier.
             assert exchange.received_count - before <= 3
+
+
+def test_what_comes_in_a_meeting_is_taken_by_a_group_that_has_nothing_to_deliver(communicator: Communicator) -> None:
+    with make_hybrid(
+        communicator, groups=[[rank] for rank in range(communicator.size)], every=1, outer=SGD(1.0)
+    ) as strategy:
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(np.zeros(SIZE)), SGD(1.0)
+        train(strategy, optimizer, variable, range(1))
+        total = sum(gradient(group, 0) for group in range(communicator.size))
+        # The group that makes a step leaves the meeting while others are still in it.
+        for number in range(1, 61):
+            home_of(strategy).first_value_of_groups("a meeting", None)
+            group = number % communicator.size
+            total = total + gradient(group, number)
+            if strategy.group_index == group:
+                train(strategy, optimizer, variable, range(number, number + 1))
+            strategy.finish()
+        np.testing.assert_allclose(variable.numpy(), -total / communicator.size, rtol=1e-9)
 
 
 @pytest.mark.parametrize("layout", ["node", "each"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,31 @@ def test_without_an_assignment_each_rank_is_a_replica(communicator: Communicator
             assert strategy.run(lambda: context().logical_all_reduce("SUM", 3)) == 3
             assert strategy.gather(np.array([communicator.rank]), 0).tolist() == list(range(communicator.size))
     assert len(resolver.cluster_spec().tasks) == communicator.size
+
+
+def test_replicas_of_a_part_of_the_ranks(communicator: Communicator) -> None:
+    world: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    # The last ones first.
+    mine = world.Split(int(communicator.rank >= communicator.size // 2), -communicator.rank)
+    topology = initialize_tpu_system(communicator=mine)
+    assignment = DeviceAssignment.build(topology, [1, 1, 1, mine.size], num_replicas=1)
+    with mpidist.TPUStrategy(None, assignment, communicator=mine) as strategy:
+        assert strategy.num_replicas_in_sync == 1
+        assert strategy.logical_devices.count == mine.size
+        with strategy.scope():
+            whole = mpidist.Variable(np.zeros(2))
+            split = mpidist.Variable(np.zeros((2 * mine.size, 2)), partition_dimensions=[mine.size, 1])
+            optimizer = mpidist.optimizers.SGD(1.0)
+        # Both halves of the ranks train side by side, each with numbers of its own.
+        number = float(communicator.rank >= communicator.size // 2) + 1
+        assert strategy.run(lambda: context().logical_all_reduce("SUM", number)) == number * mine.size
+        strategy.run(lambda: optimizer.apply_gradients([
+            (np.full(2, number), whole), (np.full(split.value().shape, number), split),
+        ]))
+        assert (whole.numpy() == -number).all()
+        assert (split.numpy() == -number).all()
+        assert split.numpy().shape == (2 * mine.size, 2)
+    mine.Free()
 
 
 def test_ranks_that_do_not_fit_are_one_error(communicator: Communicator) -> None:

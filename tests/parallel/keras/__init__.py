@@ -1,0 +1,1 @@
+"""Tests of Keras models over several ranks."""

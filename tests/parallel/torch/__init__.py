@@ -1,0 +1,1 @@
+"""Tests of models of PyTorch on several ranks."""

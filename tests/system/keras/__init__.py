@@ -1,0 +1,1 @@
+"""Programs with Keras models."""
