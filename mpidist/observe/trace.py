@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import get_ident
@@ -28,6 +28,9 @@ TIMELINE = "timeline.json"
 INPUT = "input"
 # Seconds between two writes of lines to the file; the last write is at the end.
 _WRITE_SECONDS = 1.0
+# The number of notes of which lines are made at once. One by one each takes twice as long, since the program's work has
+# the caches in between; all of a second at once would let the other ranks wait.
+_AT_ONCE = 128
 # Waits below this are not worth a line.
 _SHOWN_SECONDS = 0.001
 # The number for closures and input: no rank waits in them for another one.
@@ -49,9 +52,11 @@ class Trace:
     def __init__(self) -> None:
         name = os.environ.get(VARIABLE)
         self.folder = Path(name) if name else None
+        # Threads add notes while one of them takes them out.
+        self._notes: deque[tuple[str, int, int, int, int, str, int, int, int, int | None]] = deque()
         self._lines: list[str] = []
         self._file: TextIO | None = None
-        self._written = 0.0
+        self._written = 0
         self._process = os.getpid()
         # Read once: a launcher's variables are many, and a call is noted in microseconds.
         self._rank: int | None = None
@@ -79,17 +84,27 @@ class Trace:
             number: Its number there, or that of a closure.
             attempt: How often a closure was given to a worker.
         """
+        end = self.now()
+        self._notes.append((name, size, begin, end, thread, where, depth, communicator, number, attempt))
+        if len(self._notes) >= _AT_ONCE or end - self._written > _WRITE_SECONDS * 1e9:
+            self._make_lines()
+            if end - self._written > _WRITE_SECONDS * 1e9:
+                self.write()
+
+    def _make_lines(self) -> None:
+        """Local. Put what was noted into words."""
         if self._rank is None:
             self._rank = launch.world_rank()
         # Not by `json.dumps`, which takes as long as all the rest: only texts need it, and most are those of before.
-        more = "" if attempt is None else f', "attempt": {attempt}'
-        self._lines.append(
-            f'{{"rank": {self._rank}, "name": {_quoted(name)}, "bytes": {size}, "begin": {begin}, "end": {self.now()}, '
-            f'"where": {_quoted(where)}, "thread": {thread}, "depth": {depth}, "communicator": {communicator}, '
-            f'"number": {number}{more}}}'
-        )
-        if time.monotonic() - self._written > _WRITE_SECONDS:
-            self.write()
+        with contextlib.suppress(IndexError):
+            while True:
+                name, size, begin, end, thread, where, depth, communicator, number, attempt = self._notes.popleft()
+                more = "" if attempt is None else f', "attempt": {attempt}'
+                self._lines.append(
+                    f'{{"rank": {self._rank}, "name": {_quoted(name)}, "bytes": {size}, "begin": {begin}, '
+                    f'"end": {end}, "where": {_quoted(where)}, "thread": {thread}, "depth": {depth}, '
+                    f'"communicator": {communicator}, "number": {number}{more}}}\n'
+                )
 
     def add_closure(self, function: str, begin: int, thread: int, *, number: int, attempt: int) -> None:
         """Local. Note a closure that has ended, on its worker.
@@ -125,16 +140,17 @@ class Trace:
     def write(self) -> None:
         """Local. Write what was noted since the last time."""
         # A child, forked or not, has no part in the timeline, though it inherits the variable.
+        self._make_lines()
         if self.folder is None or not self._lines or os.getpid() != self._process:
             return
-        self._written = time.monotonic()
+        self._written = self.now()
         lines, self._lines = self._lines, []
         try:
             if self._file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 path = self.folder / f"rank-{launch.world_rank()}.jsonl"
                 self._file = open(path, "w")  # noqa: SIM115 - until the end
-            self._file.writelines(line + "\n" for line in lines)
+            self._file.writelines(lines)
             self._file.flush()
         except OSError as error:
             # A full disk must not end the training.

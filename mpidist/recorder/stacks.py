@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import os
 import signal
 import sys
@@ -32,24 +31,33 @@ def line_of_call(thread: int) -> str:
     """
     called = ""
     # Of this thread itself without a dictionary of all threads: a timeline asks in each call.
-    own = sys._getframe() if thread == get_ident() else None  # noqa: SLF001 - as in `_frames`
-    frame = own or next(_frames(thread), None)
+    frame = sys._getframe() if thread == get_ident() else next(_frames(thread), None)  # noqa: SLF001 - as in `_frames`
     while frame is not None:
         code = frame.f_code
-        if _is_own(code.co_filename):
-            # The frames that note the call are not the called function.
-            if not frame.f_globals.get("__name__", "").startswith("mpidist.observe."):
-                called = code.co_name
-        elif called and frame.f_globals.get("__name__") != "contextlib":
+        owner = _OWNERS[code.co_filename]
+        if owner is _OWN:
+            called = code.co_name
+        elif owner is None and called:
             return "" if _is_threading(frame) else f"{_line(frame)} ({called})"
         frame = frame.f_back
     return ""
 
 
-@functools.lru_cache(4096)
-def _is_own(file: str) -> bool:
-    """Whether a file is one of mpidist's."""
-    return file.startswith(_PACKAGE)
+_CONTEXTLIB = contextlib.contextmanager.__code__.co_filename
+_OWN, _BETWEEN = "mpidist's", "neither mpidist's nor the program's"
+
+
+class _Owners(dict[str, str | None]):
+    """The owner of each file, by its name; None for the program."""
+
+    def __missing__(self, file: str) -> str | None:
+        # The frames that note the call are not the called function, and a `with` makes frames of its own.
+        is_between = file.startswith(_PACKAGE + "observe" + os.sep) or file == _CONTEXTLIB
+        owner = self[file] = _BETWEEN if is_between else _OWN if file.startswith(_PACKAGE) else None
+        return owner
+
+
+_OWNERS = _Owners()
 
 
 def line(thread: int) -> str:
