@@ -31,7 +31,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mpidist.missing import no_attribute
+from mpidist.missing import from_homes
 from mpidist.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -240,18 +240,11 @@ __all__ = [
     "training",
 ]
 
-
-# Hidden from type checkers, which would take any name for one of the module's.
 if not TYPE_CHECKING:
+    _load = from_homes("mpidist", _HOMES)
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(f"mpidist.{name}")
-        if name not in _HOMES:
-            no_attribute("mpidist", name)
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+        return importlib.import_module(f"mpidist.{name}") if name in _MODULES else _load(name)
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,14 @@
-"""TensorFlow's names that are missing here, with replacements; `docs/from-tf-distribute.md` has the whole table."""
+"""Names that a module does not have: not yet, since they are loaded at first use, or not at all, with replacements.
+
+`docs/from-tf-distribute.md` has the whole table of TensorFlow's names.
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 _SYNCHRONOUS = "`mpidist.MultiWorkerMirroredStrategy`, which trains on all ranks at the same time"
 _LAUNCHED = "nothing: drop the line, the launcher says who takes part and connects the ranks"
@@ -102,6 +108,25 @@ def no_attribute(module: str, name: str) -> NoReturn:
     instead = _INSTEAD_IN.get((module, name)) or instead_of(name)
     way_out = "" if instead is None else f": use {instead}"
     raise AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")
+
+
+def from_homes(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Local. Make the `__getattr__` of a module whose public names are loaded when they are used first.
+
+    Hide it from type checkers, which would take any name for one of the module's.
+
+    Args:
+        module: The name of the module.
+        homes: The modules that define its public names, by name.
+    """
+    def load(name: str) -> Any:
+        if name not in homes:
+            no_attribute(module, name)
+        value = vars(sys.modules[module])[name] = getattr(importlib.import_module(homes[name]), name)
+        return value
+
+    load.__name__ = "__getattr__"
+    return load
 
 
 class Missing:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpidist.missing import no_attribute
+from mpidist.missing import from_homes
 
 if TYPE_CHECKING:
     from mpidist.optimizers.families.adadelta import Adadelta
@@ -68,15 +67,8 @@ __all__ = [
     "PolynomialDecay", "RMSprop",
 ]
 
-
-# Hidden from type checkers, which would take any name for one of the module's.
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            no_attribute(__name__, name)
-        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-        return value
+    __getattr__ = from_homes(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
