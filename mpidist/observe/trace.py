@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Any, TextIO, TypeVar
@@ -164,7 +164,7 @@ class Trace:
         """Local. On the first rank, when all ranks have written: merge the timelines, and print which ranks waited."""
         is_open = self._file is not None and os.getpid() == self._process
         if self.folder is not None and is_open and launch.world_rank() == 0:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 os.write(2, f"{join(self.folder)}\n".encode())
 
 
@@ -178,6 +178,7 @@ def join(folder: Path) -> str:
         Lines about which rank waited for which, and how long.
 
     Raises:
+        ValueError: There is no call of any rank.
         OSError: A file cannot be read or written.
     """
     events = []
@@ -187,6 +188,8 @@ def join(folder: Path) -> str:
                 # The last line of a rank that was killed may be half a line.
                 with contextlib.suppress(ValueError):
                     events.append(json.loads(line))
+    if not events:
+        raise no_calls(folder)
     shown: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
         for rank in sorted({event["rank"] for event in events})
@@ -201,6 +204,14 @@ def join(folder: Path) -> str:
     ]
     (folder / TIMELINE).write_text(json.dumps({"traceEvents": shown, "displayTimeUnit": "ms"}))
     return "\n".join([f"mpidist: the timeline is {folder / TIMELINE} (https://ui.perfetto.dev)", *_waits(events)])
+
+
+def no_calls(folder: Path) -> ValueError:
+    """Local. The error for a folder without a timeline."""
+    return ValueError(
+        f"{folder} has no calls of ranks: expected files rank-0.jsonl, ... with lines in them. Run the program with "
+        f"{VARIABLE}={folder}"
+    )
 
 
 def _waits(events: Iterable[dict[str, Any]]) -> list[str]:
@@ -229,5 +240,26 @@ def _waits(events: Iterable[dict[str, Any]]) -> list[str]:
 
 TRACE = Trace()
 
+
+def main(words: Sequence[str]) -> int:
+    """Local. Put the timeline of a job that ended badly together.
+
+    Args:
+        words: The folder.
+
+    Returns:
+        The exit code.
+    """
+    if len(words) != 1:
+        sys.stderr.write("usage: python -m mpidist.observe.trace DIR\n")
+        return 2
+    try:
+        sys.stdout.write(f"{join(Path(words[0]))}\n")
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{join(Path(sys.argv[1]))}\n")
+    sys.exit(main(sys.argv[1:]))

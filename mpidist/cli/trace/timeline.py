@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpidist.observe.trace import INPUT, NO_COMMUNICATOR
+from mpidist.observe.trace import INPUT, NO_COMMUNICATOR, no_calls
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -110,10 +110,7 @@ def read_timeline(folder: Path) -> Timeline:
             meetings[event["communicator"], event["number"], event["name"]] if is_meeting else -1,
         ))
     if not rows:
-        raise ValueError(
-            f"{folder} has no calls of ranks: expected files rank-0.jsonl, ... with lines in them. Run the program "
-            f"with MPIDIST_TRACE={folder}"
-        )
+        raise no_calls(folder)
     table = np.array(rows, np.int64)
     # Of calls that begin at one time the longer one is the outer one.
     table = table[np.lexsort((-table[:, 5], table[:, 4], table[:, 0]))]
