@@ -81,7 +81,8 @@ def logical_steps(
         return None
     if count is None or update is None:
         raise ValueError(
-            f"`logical_replicas` and `update` belong together, got logical_replicas={count!r} and update={update!r}"
+            f"`logical_replicas` and `update` must be given together, got logical_replicas={count!r} and "
+            f"update={update!r}"
         )
     if isinstance(strategy, (HybridStrategy, ParameterServerStrategy)):
         raise NotImplementedError(

@@ -205,6 +205,6 @@ def require_batches(there_are: object) -> None:
     """Local. Raise ValueError if there was no batch; the same on every rank."""
     if not there_are:
         raise ValueError(
-            "the dataset gave no batch: expected one at least in each pass. Look at its length, and at "
+            "the dataset gave no batch: expected at least one in each pass. Look at its length, and at "
             "`drop_remainder=True` of a batch that is larger than the dataset"
         )

@@ -354,7 +354,10 @@ class Trainer(FixedAttributes):
         if self.strategy.is_closed:
             self.strategy.replicas.require_open()
         if self._loop is not None and method == "fit":
-            raise RuntimeError("`fit` was called inside another `fit` of the same Trainer, by one of its callbacks")
+            raise RuntimeError(
+                "`fit` was called inside another `fit` of the same Trainer, by one of its callbacks. Call it when the "
+                "first one has returned"
+            )
 
     def _require_usable(self, method: str) -> None:
         self._require_open(method)
