@@ -21,7 +21,7 @@ from mpidist.cli.doctor.finding import Finding, Report
 from mpidist.cli.doctor.machine import find_obstacle, look
 from mpidist.cli.slurm.lint import lint
 from mpidist.cli.slurm.sbatch import Job, Site, read_program, read_site, started, write_script
-from mpidist.cli.texts import AS_JSON, read_text, write
+from mpidist.cli.texts import AS_JSON, list_commands, read_text, text_of, write
 from mpidist.cli.trace.commands import print_trace
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.cluster.slurm.host_list import expand
@@ -36,13 +36,16 @@ _FIRST_SECONDS = 15.0
 _LONGEST_SECONDS = 120
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, invoke_without_command=True,
+)
 @click.version_option(package_name="mpidist")
 def main() -> None:
     """The programming model of tf.distribute on MPI.
 
     `mpidist COMMAND --help` says more of each command.
     """
+    list_commands()
 
 
 main.add_command(checkpoint)
@@ -57,14 +60,14 @@ main.add_command(print_trace)
 @click.option("--fault-tolerant", is_flag=True, help="Other ranks survive the death of one.")
 @click.option("--hosts", default="", metavar="A,N[1-3],...", help="Hosts to run on; default: this one, or Slurm's.")
 @AS_JSON
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def print_launch_line(
-    ranks: int, fault_tolerant: bool, hosts: str, as_json: bool, command: tuple[str, ...]
+    ranks: int, fault_tolerant: bool, hosts: str, as_json: bool, program: tuple[str, ...]
 ) -> None:
-    """Print the line that starts COMMAND (default: python train.py) with this machine's MPI."""
+    """Print the line that starts PROGRAM (default: train.py) with this machine's MPI."""
     names = _hosts(hosts)
     try:
-        words = started(read_program(command or ("train.py",)))
+        words = started(read_program(program or ("train.py",)))
         starter = find_starter()
         line = launch_line(starter, ranks, words, names, survives=fault_tolerant)
     except (MpidistError, ValueError) as error:
@@ -108,9 +111,9 @@ def _hosts(text: str) -> list[str]:
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="Number of ranks; default: one per core, or Slurm's.")
 @click.option("--hosts", default="", metavar="A,N[1-3],...", help="Hosts to run on; default: this one, or Slurm's.")
 @click.option("--ntasks-per-node", type=click.IntRange(1), help="Ranks on each host; further hosts are spare.")
-@click.option("--max-restarts", default=10, show_default=True, type=click.IntRange(0))
+@click.option("--max-restarts", default=10, show_default=True, type=click.IntRange(0), help="Restarts in all.")
 @click.option("--restart-errors", is_flag=True, help="Restart after an exception of the program, too.")
-@click.option("--min-ranks", type=click.IntRange(1), help="Continue with this many ranks after a host was lost.")
+@click.option("--min-ranks", type=click.IntRange(1), help="Ranks with which it may continue after the loss of a host.")
 @click.option("--mpi", "kind", default="", metavar="KIND", help="Kind for srun --mpi; default: by the MPI at hand.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_program(  # noqa: PLR0913  # the options of a job
@@ -137,7 +140,7 @@ def run_program(  # noqa: PLR0913  # the options of a job
         crew = run.gather(_hosts(hosts), ranks, ntasks_per_node, kind)
         code = run.run(crew, words, max_restarts, restart_errors, min_ranks)
     except (MpidistError, OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(text_of(error)) from None
     sys.exit(code)
 
 
@@ -145,7 +148,10 @@ def run_program(  # noqa: PLR0913  # the options of a job
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @AS_JSON
 def print_findings(scripts: tuple[Path, ...], as_json: bool) -> None:
-    """Find the known traps in job SCRIPTS for sbatch, each with what to write instead; the exit code is then 1."""
+    """Find the known traps in job SCRIPTS for sbatch, each with what to write instead.
+
+    The exit code is 1 where there is one.
+    """
     try:
         found = [(script, finding) for script in scripts for finding in lint(read_text(script, "replace"))]
     except ValueError as error:
@@ -162,12 +168,12 @@ def print_findings(scripts: tuple[Path, ...], as_json: bool) -> None:
     "sbatch", short_help="Print a job script for sbatch that runs a program on all ranks.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1), help="Number of nodes.")
 @click.option("--ntasks-per-node", type=click.IntRange(1), help="Ranks on each node; default: one per GPU, else 1.")
-@click.option("--gpus-per-node", default=0, show_default=True, type=click.IntRange(0))
-@click.option("--cpus-per-task", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--gpus-per-node", default=0, show_default=True, type=click.IntRange(0), help="GPUs of each node.")
+@click.option("--cpus-per-task", default=1, show_default=True, type=click.IntRange(1), help="Cores of each rank.")
 @click.option("--time", default="01:00:00", show_default=True, help="The job's limit, in a form of Slurm's.")
-@click.option("--job-name", default="", help="Default: the program's name.")
+@click.option("--job-name", default="", help="Name of the job; default: the program's name.")
 @click.option("--requeue", is_flag=True, help="Slurm may requeue the job, and sends SIGUSR1 before its end.")
 @click.option("--restart", is_flag=True, help="Start again within the job when a rank dies or a node is lost.")
 @click.option("--site", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Site settings, as TOML.")
@@ -186,8 +192,8 @@ def print_script(  # noqa: PLR0913  # the options of a job
 ) -> None:
     """Print a job script for sbatch that runs PROGRAM, as in `mpidist sbatch train.py --epochs 5`, on all ranks.
 
-    The site's file has `mpi = "pmix"`, `setup = ["module load openmpi"]`, and tables `[sbatch]`, with options as
-    `partition = "gpu"`, and `[environment]`.
+    The file of --site has `mpi = "pmix"`, `setup = ["module load openmpi"]`, and the tables `[sbatch]`, with options
+    such as `partition = "gpu"`, and `[environment]`.
     """
     try:
         words = read_program(program)
@@ -213,21 +219,21 @@ def _library() -> str:
 def join_job(directory: str) -> None:
     """Join a running job of parameter servers as a worker, in the place of one that is lost.
 
-    The job's program has ParameterServerStrategy(join_directory=DIRECTORY). The exit code is that of its chief, 0 where
-    that has ended, and 1 where the job refuses this worker, or has ended.
+    The job's program has ParameterServerStrategy(join_directory=DIRECTORY). The exit code is that of its chief, or 1
+    where the job has ended before, refuses or loses this worker, or where the chief or a server dies.
     """
     try:
         # By name: it loads NumPy.
         code = importlib.import_module("mpidist.strategy.parameter_server.joined_worker").work(directory)
     except (MpidistError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(text_of(error)) from None
     sys.exit(code)
 
 
 @main.command("doctor", short_help="Say what is wrong with this machine or the ranks, and the fix.")
 @AS_JSON
-@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums.")
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums over the ranks.")
+@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="Time limit for that.")
 @click.option("--clean", is_flag=True, help="Remove files that killed jobs of MPICH have left in /dev/shm.")
 def print_diagnosis(as_json: bool, measure: bool, seconds: float, clean: bool) -> None:
     """Look at this machine, and under mpirun or srun at the ranks; say what is wrong, and the line that fixes it.

@@ -13,6 +13,20 @@ import click
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs and tickets.")
 
 
+def list_commands() -> None:
+    """Local. List the commands of a group where none is named; the exit code of click's own list differs by version."""
+    context = click.get_current_context()
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def text_of(error: Exception) -> str:
+    """Local. The text of an error for people: without the number that Python puts in front of those of the system."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename!r}"
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+
+
 def is_colored() -> bool:
     """Local. Whether output may have colors: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mpidist.cli.texts import AS_JSON, write
+from mpidist.cli.texts import AS_JSON, list_commands, text_of, write
 from mpidist.errors import MpidistError
 
 
@@ -19,12 +19,15 @@ class _UnreadableError(click.ClickException):
     exit_code = 2
 
 
-@click.group("checkpoint", short_help="Look at checkpoints, compare, verify and convert them.")
+@click.group(
+    "checkpoint", short_help="Look at checkpoints, compare, verify and convert them.", invoke_without_command=True,
+)
 def checkpoint() -> None:
     """Look at checkpoints, compare, verify and convert them, without the program that wrote them.
 
     FILE is a checkpoint, or a directory, of which the latest one is taken.
     """
+    list_commands()
 
 
 @checkpoint.command("ls", short_help="List the checkpoints of a directory.")
@@ -78,15 +81,15 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
 @checkpoint.command("convert", short_help="Convert from and to .npz, .safetensors, .pt and .weights.h5.")
 @click.argument("source", type=click.Path(exists=True))
 @click.argument("target", type=click.Path())
-@click.option("--below", default="", metavar="PATH", help="The path in the checkpoint that the names are below.")
+@click.option("--below", default="", metavar="PATH", help="Path in the checkpoint; without it all of it.")
 @click.option("--force", is_flag=True, help="Replace an existing TARGET.")
 @AS_JSON
 def convert(source: str, target: str, below: str, force: bool, as_json: bool) -> None:
     """Convert SOURCE to TARGET; one of them is a checkpoint of mpidist (.h5), the suffix says what the other one is.
 
     .npz (NumPy), .safetensors, .pt or .pth (a state_dict of PyTorch), .weights.h5 (Keras). A path of a checkpoint,
-    `layers/0/kernel`, has dots in safetensors and PyTorch: `layers.0.kernel`. With --below=model the arrays below
-    `model` are converted, without that part of their paths; or put there.
+    `layers/0/kernel`, has dots in safetensors and PyTorch: `layers.0.kernel`. --below=model takes the arrays below
+    `model` alone out of a checkpoint, without that part of their paths; into a checkpoint it puts them there.
     """
     done = _call("convert", "convert", source, target, below, force=force)
     _show(done, as_json, _text_of_conversion)
@@ -107,8 +110,7 @@ def _call(module: str, name: str, *arguments: Any, **options: Any) -> Any:
     try:
         return function(*arguments, **options)
     except (MpidistError, OSError, ValueError, TypeError, KeyError) as error:
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise click.ClickException(str(text)) from None
+        raise click.ClickException(text_of(error)) from None
 
 
 def _show(result: Any, as_json: bool, as_text: Callable[..., str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from mpidist.checkpoint.directory.state import SUFFIX, DirectoryState, candidates, read_state
 from mpidist.checkpoint.file.layout import SAVE_COUNTER
 from mpidist.checkpoint.reader import CheckpointReader, load_checkpoint
+from mpidist.cli.texts import text_of
 from mpidist.errors import CheckpointError
 
 
@@ -29,7 +30,7 @@ def rows_of(directory: str) -> list[dict[str, Any]]:
                 metadata=reader.metadata,
             )
         except (CheckpointError, OSError) as error:
-            row["error"] = str(error)
+            row["error"] = text_of(error)
         rows.append(row)
     return rows
 
@@ -82,7 +83,7 @@ def verified(paths: Sequence[str]) -> list[dict[str, Any]]:
         try:
             rows.append({"path": path, "bytes": CheckpointReader(path).verify()})
         except (CheckpointError, OSError) as error:
-            rows.append({"path": path, "error": str(error)})
+            rows.append({"path": path, "error": text_of(error)})
     return rows
 
 

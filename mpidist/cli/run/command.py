@@ -39,8 +39,8 @@ def gather(names: Sequence[str], ranks: int | None, per_host: int | None, kind: 
         kind = kind or MPI_KINDS.get(starter.library, "")
         if not kind:
             raise UnavailableError(
-                f"it is not known how srun starts {starter.library!r}. Name it: --mpi=pmix, or another one that `srun "
-                "--mpi=list` prints"
+                f"mpidist does not know which kind of `srun --mpi` starts {starter.library!r}. Name the kind: "
+                "--mpi=pmix, or another one that `srun --mpi=list` prints"
             )
         given = launch.number(os.environ.get("SLURM_NTASKS"))
         names = names or expand(os.environ.get("SLURM_JOB_NODELIST", ""))
@@ -68,7 +68,7 @@ def _require_no_launcher() -> None:
     if place is not None and not (place.launcher == "srun" and step is not None and step >= _FIRST_SPECIAL_STEP):
         raise LauncherError(
             f"`mpidist run` starts the launcher itself, and was started by {place.launcher} as rank {place.rank} of "
-            f"{place.size}. Leave that out, and pass the number of ranks: mpidist run -n {place.size} train.py"
+            f"{place.size}. Leave that launcher out, and pass the number of ranks: mpidist run -n {place.size} train.py"
         )
     if step is not None and step < _FIRST_SPECIAL_STEP:
         raise LauncherError(

@@ -201,10 +201,12 @@ class JobStart:
         if told:
             return JobOutcome(DIED, 128 + told, "", was_told_to_end=told, **saved)
         if 0 not in self.ranks.by_number and code in _CODES_OF_ERRORS:
-            text = (
-                f"{self._line[0]} ended with {code} before rank 0 had reached `import mpidist`, or rank 0 does not see "
-                f"{self._folder.parent}: then set MPIDIST_JOB_DIR to a directory that all hosts share"
-            )
+            text = f"{self._line[0]} ended with {code} before rank 0 had reached `import mpidist`"
+            if not self._is_here:
+                text += (
+                    f", or rank 0 does not see {self._folder.parent}. In the second case set {JOB_DIRECTORY} to a "
+                    "directory that all hosts share"
+                )
             return JobOutcome(FAILED, code or 1, text, **saved)
         return JobOutcome(DIED, 1, self._how(code), **saved)
 

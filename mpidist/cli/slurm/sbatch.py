@@ -93,8 +93,8 @@ def read_program(words: Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"expected a program, such as train.py --epochs 5, got {shlex.join(words) or 'nothing'}")
     if words[0].startswith("-"):
         raise ValueError(
-            f"expected a program, such as train.py --epochs 5, got the option {words[0]!r}. Options of Python come "
-            f"after its name: {shlex.join(['python', *words])}"
+            f"expected a program, such as train.py --epochs 5, got the option {words[0]!r}. If it is "
+            f"one of Python's, write python in front of it: {shlex.join(['python', *words])}"
         )
     return tuple(words)
 
@@ -183,8 +183,8 @@ def write_script(job: Job, site: Site, library: str) -> str:
     kind = site.mpi or MPI_KINDS.get(library)
     if kind is None:
         raise UnavailableError(
-            f"it is not known how srun starts {library!r}. Name it in the site's file: mpi = \"pmix\", one of those "
-            "that `srun --mpi=list` prints"
+            f"mpidist does not know which kind of `srun --mpi` starts {library!r}. Name the kind in the file of "
+            "--site: mpi = \"pmix\", or another one that `srun --mpi=list` prints"
         )
     tasks = job.tasks_per_node or max(1, job.gpus_per_node)
     if job.gpus_per_node and tasks > job.gpus_per_node:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mpidist.cli.texts import AS_JSON, write
+from mpidist.cli.texts import AS_JSON, text_of, write
 from mpidist.observe import trace as observed
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -17,7 +17,10 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.command("trace", short_help="Say where the time of each rank went, and draw a page of it.")
 @click.argument("folder", metavar="DIR", type=_FOLDER)
-@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Default: DIR/trace.html.")
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False, path_type=Path),
+    help="File of the page; default: DIR/trace.html.",
+)
 @click.option("--summaries", type=_FOLDER, help="Log directory of the run's summaries; default: DIR.")
 @click.option(
     "--doctor", "machine", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -30,9 +33,9 @@ def print_trace(
 ) -> None:
     """Say where the time of each rank went in a run with MPIDIST_TRACE=DIR, and write a page about it.
 
-    Of each rank: computing, waiting for others, communication, input, checkpoints; and how often it was the last. Of
-    each call: bytes and bandwidth. And what 2, 4 and 8 times the ranks would give. The page has the timeline, and opens
-    in a browser without a network.
+    The report has the seconds in which each rank computes, reads input, communicates, writes checkpoints and waits for
+    others, and how often it was the last; bytes and bandwidth of each call; and what 2, 4 and 8 times the ranks would
+    give. The page has the timeline, too, and opens in a browser without a network.
     """
     target = folder / "trace.html" if page is None else page
     # By name: they load NumPy.
@@ -50,7 +53,7 @@ def print_trace(
         if perfetto:
             observed.join(folder)
     except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(text_of(error)) from None
     if as_json:
         figures: dict[str, Any] = {**found.as_dict(), "expected": [vars(one) for one in expected], "page": str(target)}
         write(json.dumps(figures, indent=1) + "\n")

@@ -38,6 +38,18 @@ def test_each_command_is_one_line_in_a_narrow_terminal() -> None:
     }
 
 
+@pytest.mark.parametrize("words", [[], ["checkpoint"]])
+def test_without_a_command_they_are_listed(words: list[str]) -> None:
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.output) == (0, CliRunner().invoke(main, [*words, "--help"]).output)
+
+
+def test_each_option_says_what_it_is() -> None:
+    options = [(way, one) for way, command in commands() for one in command.params if isinstance(one, click.Option)]
+    assert len(options) > 30
+    assert [(way, one.name) for way, one in options if not re.fullmatch(r"[A-Z]\S.* .*\.", one.help or "")] == []
+
+
 def test_the_page_has_all_commands_and_those_with_json() -> None:
     listed = dict(re.findall(r"^\| `([\w-]+)` \| (.*?) \|", PAGE, re.MULTILINE))
     assert listed == {name: command.short_help for name, command in main.commands.items()}

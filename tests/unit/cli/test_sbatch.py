@@ -194,7 +194,7 @@ def test_a_file_whose_name_has_blanks_is_one_word(tmp_path: Path, monkeypatch: p
         ([""], "expected a program, such as train.py --epochs 5, got ''"),
         (["", "5"], "expected a program, such as train.py --epochs 5, got '' 5"),
         (["  "], "expected a program"),
-        (["--", "-m", "pkg.train"], "got the option '-m'. Options of Python come after its name: python -m pk"),
+        (["--", "-m", "pkg.train"], "one of Python's, write python in front of it: python -m pkg.train"),
         (["--", "-m pkg.train"], "got the option '-m'"),
         (["train.py 'a"], "expected a program and its options, got \"train.py 'a\": No closing quotation"),
         (["--job-name", "x\nrm -rf y", "train.py"], "`job_name` must be one line without control characters, got 'x"),
@@ -229,7 +229,7 @@ def test_what_cannot_be_written_is_an_error() -> None:
         write_script(Job(("a.py",), time="soon"), Site(), "MPICH")
     with pytest.raises(ValueError, match=r"number of GPUs on a node, 2, got 3"):
         write_script(Job(("a.py",), tasks_per_node=3, gpus_per_node=2), Site(), "MPICH")
-    with pytest.raises(UnavailableError, match="not known how srun starts 'Other MPI'"):
+    with pytest.raises(UnavailableError, match="which kind of `srun --mpi` starts 'Other MPI'"):
         write_script(Job(("a.py",)), Site(), "Other MPI")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpidist.cli.main import main
-from mpidist.cli.texts import read_text
+from mpidist.cli.texts import read_text, text_of
 
 ROOT = str(Path(__file__).resolve().parents[3])
 PROGRAM = "from mpidist.cli.main import main; main(prog_name='mpidist')"
@@ -89,3 +90,23 @@ def test_a_full_disk_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
     code, _, errors = run(*(places.get(word, word) for word in arguments), output=full)
     os.close(full)
     assert (code, errors) == (1, "Error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a.h5"), "No such file or directory: 'a.h5'"),
+        (FileNotFoundError(errno.ENOENT, "no checkpoint 'a.h5'"), "no checkpoint 'a.h5'"),
+        (OSError("it cannot be read"), "it cannot be read"), (KeyError("there is no 'a'"), "there is no 'a'"),
+        (ValueError("expected 3"), "expected 3"),
+    ],
+)
+def test_an_error_is_told_without_numbers(error: Exception, text: str) -> None:
+    assert text_of(error) == text
+
+
+def test_a_checkpoint_that_is_not_there_is_told_so(tmp_path: Path) -> None:
+    for name in ("show", "verify"):
+        result = CliRunner().invoke(main, ["checkpoint", name, str(tmp_path / "a")])
+        assert (result.exit_code, "[Errno" in result.output) == (1, False)
+        assert "no checkpoint" in result.output
