@@ -6,6 +6,7 @@ from tests.faults.fault import Fault
 
 _TRAINING = "parallel/strategy/hybrid/test_training.py::"
 _LIFETIMES = "parallel/strategy/hybrid/test_lifetimes.py::"
+_MEETINGS = "parallel/strategy/hybrid/test_meetings.py::"
 _CHECKPOINTS = "parallel/strategy/hybrid/test_checkpoints.py::"
 
 FAULTS = (
@@ -145,7 +146,12 @@ FAULTS = (
     Fault(
         "a leader leaves a meeting before its word has left", "strategy/hybrid/exchange.py",
         "if group not in words or group not in self._heard_by]", "if group not in words]",
-        "system/strategy/test_hybrid_groups.py::test_a_group_that_is_stopped_delays_no_other",
+        _MEETINGS + "test_a_leader_stays_until_all_have_its_word", 2,
+    ),
+    Fault(
+        "a group that has left a meeting meets the others in the next one", "strategy/hybrid/exchange.py",
+        "        if self._missed:\n", "        if self._missed is None:\n",
+        _MEETINGS + "test_a_group_that_does_not_come_is_named_and_none_meets_it_later", 2,
     ),
     Fault(
         "a death in a group ends others", "strategy/hybrid/strategy.py",

@@ -126,7 +126,8 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
     Args:
         communicator: The ranks that wait for rank 0.
         step: The operation, for the error.
-        function: Must not communicate. Its result must be picklable.
+        function: Must not communicate with these ranks. Its result must be picklable. An error that it marks as shared
+            is told to all as it is: it was found together with others, and its text is whole.
 
     Returns:
         The value that `function` returned on rank 0.
@@ -146,10 +147,12 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
             raise error
         return cast(T, result)
     mine = None if error is None else _report(error, communicator.host)
-    result, report = communicator.broadcast_object((result, mine))
+    result, report, is_whole = communicator.broadcast_object((result, mine, is_shared(error)))
     if report is not None:
+        others = [None] * (communicator.size - 1)
+        made = _rebuild(report, report.text) if is_whole else _shared_error(step, [report, *others])
         try:
-            raise mark_shared(_shared_error(step, [report, *[None] * (communicator.size - 1)])) from error
+            raise mark_shared(made) from error
         finally:
             del error  # see `together`
     return cast(T, result)

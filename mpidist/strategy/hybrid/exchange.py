@@ -22,7 +22,7 @@ from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_shared
 from mpidist.failures.deaths import IS_SILENT, WATCH
 from mpidist.observe.output import say
 from mpidist.options import WindowOptions
-from mpidist.recorder.time_limits import limit_seconds, warn_seconds
+from mpidist.recorder.time_limits import LIMIT_VARIABLE, limit_seconds, warn_seconds
 from mpidist.strategy.hybrid.outer import Flat, Place
 
 # The kind of a message, the numbers of the part and of the piece, and of how many windows it is the sum. What follows
@@ -31,6 +31,7 @@ _HEADER = struct.Struct("<B3xIII")
 _INCREMENT, _ACKNOWLEDGED, _WORD, _HEARD, _LEFT = range(5)
 # Seconds between two looks for deaths, in a meeting.
 _LOOK_SECONDS = 0.05
+_ADVICE = "build the same optimizers, and call `finish` and `save` equally often, in every group"
 # A leader that leaves gives its last message so much time; a group that is stopped does not take it.
 _LAST_SECONDS = 0.2
 
@@ -98,6 +99,7 @@ class GroupExchange(Resource):
         self._words: dict[int, dict[int, tuple[str, Any]]] = {}
         self._heard_by: set[int] = set()
         self._meeting = 0
+        self._missed = ""
         # Increments that were made after a meeting which this rank has not left yet.
         self._later: list[tuple[int, bytes]] = []
         self.sent_bytes = self.received_count = 0
@@ -156,7 +158,9 @@ class GroupExchange(Resource):
         Raises:
             CollectiveTimeoutError: See `meet`.
         """
-        waits = _Wait(self, "the delivery of increments")
+        subject = "the delivery of increments"
+        self._require_in_step(subject)
+        waits = _Wait(self, subject)
         # Also where this group has nothing to deliver: another one may wait until what came in a meeting is taken.
         self.progress()
         while late := [group for group, box in self._outboxes.items() if box.waiting or box.is_under_way]:
@@ -176,8 +180,10 @@ class GroupExchange(Resource):
 
         Raises:
             MismatchError: Groups meet for different purposes.
-            CollectiveTimeoutError: A group has not come within `MPIDIST_TIMEOUT`.
+            CollectiveTimeoutError: A group has not come within `MPIDIST_TIMEOUT`, now or in an earlier meeting: this
+                group would be in another meeting than the others.
         """
+        self._require_in_step(subject)
         self._meeting += 1
         data = _HEADER.pack(_WORD, self._meeting, 0, 0) + pickle.dumps((subject, value), pickle.HIGHEST_PROTOCOL)
         for group in self._outboxes:
@@ -198,10 +204,13 @@ class GroupExchange(Resource):
         if len(subjects) > 1:
             told = "; ".join(f"{word!r} in group {group}" for group, (word, _) in sorted(words.items()))
             raise mark_shared(MismatchError(
-                f"HybridStrategy: groups must meet for the same thing, got {told}. Build the same optimizers, and call "
-                "`finish` and `save` equally often, in every group"
+                f"HybridStrategy: groups must meet for the same thing, got {told}. {_ADVICE.capitalize()}"
             ))
         return {group: words[group][1] for group in sorted(words)}
+
+    def note_missed(self, what: str) -> None:
+        """Local. Note that this group has left a meeting for which another one was late; it can come to no other."""
+        self._missed = what
 
     def leave(self) -> None:
         """Local. Tell the others that this group takes no more increments, and comes to no more meetings."""
@@ -218,6 +227,13 @@ class GroupExchange(Resource):
         """Local. A name of a group, for the texts of errors."""
         process = self._processes[group]
         return f"group {group} (its first rank is process {process.number} on {process.host})"
+
+    def _require_in_step(self, subject: str) -> None:
+        if self._missed:
+            raise mark_shared(CollectiveTimeoutError(
+                f"HybridStrategy: {subject}: not started, since this group has left {self._missed}, and would meet the "
+                "others in another call than theirs. Start the job again from the last checkpoint"
+            ))
 
     def _ring(self, group: int, message: bytes) -> None:
         self.sent_bytes += len(message)
@@ -298,14 +314,20 @@ class _Wait:
         """Local. Report the wait, or raise CollectiveTimeoutError, where it is time."""
         waited, limit = time.monotonic() - self._begin, limit_seconds()
         if limit and waited > limit:
-            raise CollectiveTimeoutError(self._text(late, waited))
+            self._exchange.note_missed(f"{self._subject} without {self._names_of(late)}")
+            raise mark_shared(CollectiveTimeoutError(
+                f"{self._text(late, waited)}; or set a larger {LIMIT_VARIABLE} than {limit:g}"
+            ))
         if not self._is_told and waited > warn_seconds():
             self._is_told = True
             say(self._text(late, waited))
 
+    def _names_of(self, late: Sequence[int]) -> str:
+        return ", ".join(map(self._exchange.name_of, late))
+
     def _text(self, late: Sequence[int], waited: float) -> str:
-        names = ", ".join(map(self._exchange.name_of, late))
+        have = "has" if len(late) == 1 else "have"
         return (
-            f"HybridStrategy: {self._subject}: has waited {waited:.0f} s for {names}: it is stopped, or makes other "
-            "calls"
+            f"HybridStrategy: {self._subject}: {self._names_of(late)} {have} not answered for {waited:.0f} s. "
+            f"Such a group is stopped, still computes, or makes other calls: {_ADVICE}"
         )

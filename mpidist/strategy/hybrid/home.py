@@ -296,9 +296,9 @@ class HybridArena(Arena):
         words: list[_Saved | None] = [*self.exchange.meet(subject, told).values()]
         said = [word for word in words if word is not None]
         if not said:
-            raise CheckpointError(
+            raise mark_shared(CheckpointError(
                 f"{subject}: the group that wrote the file has ended in it, and the file is not complete. Save again"
-            )
+            ))
         return said[0]
 
     def _align(self, messages: Sequence[Flat], subject: str) -> None:
@@ -359,8 +359,9 @@ def _require_same_shapes(by_group: Mapping[int, Any]) -> None:
             )
             told = [_at(shapes, place), _at(expected, place)]
             raise mark_shared(MismatchError(
-                f"HybridStrategy: all groups must have the same variables, got as number {place} of an optimizer's "
-                f"{told[1]} in group {first} and {told[0]} in group {group}. Build the same model in every group"
+                f"HybridStrategy: an optimizer must have the same variables in all groups, got as its variable number "
+                f"{place} {told[1]} in group {first} and {told[0]} in group {group}. Build the same model in every "
+                "group"
             ))
 
 

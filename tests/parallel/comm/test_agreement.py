@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.comm.group.agreement import exchange, on_first_rank, same_on_all, together
 from mpidist.comm.group.communicator import Communicator
-from mpidist.errors import CheckpointError, MismatchError, RankError, is_shared
+from mpidist.errors import CheckpointError, MismatchError, RankError, is_shared, mark_shared
 
 pytestmark = pytest.mark.mpi
 
@@ -151,3 +151,8 @@ def test_the_first_rank_acts_for_all(communicator: Communicator) -> None:
     if communicator.size > 1:
         assert "acting failed on rank 0 " in str(caught.value)
         assert is_shared(caught.value)
+    # What it has found together with others has a text that is whole, and is told as it is.
+    with pytest.raises(MismatchError) as told:
+        on_first_rank(communicator, "acting", lambda: fail(mark_shared(MismatchError("groups differ"))))
+    assert str(told.value) == "groups differ"
+    assert is_shared(told.value)

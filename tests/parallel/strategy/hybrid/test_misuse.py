@@ -86,8 +86,9 @@ def test_groups_that_meet_for_different_things_are_told(communicator: Communicat
         calls: dict[str, Any] = {"finish": strategy.finish, "save": lambda: checkpoint.save(mpi_tmp_path / "c")}
         strategy.run(step, (optimizer, variable, 1 / strategy.num_replicas_in_sync))
         met = "must meet for the same thing, got 'finish' in group 0; 'saving a checkpoint' in group 1"
-        with pytest.raises(MismatchError, match=met):
+        with pytest.raises(MismatchError, match=met) as caught:
             calls["save" if strategy.group_index else "finish"]()
+        assert everywhere(communicator, caught.value).startswith("HybridStrategy: groups must meet")
         # All have left the same meeting, and meet again.
         for call in calls.values():
             call()
