@@ -72,6 +72,7 @@ def open_strategy(devices: int) -> mpidist.TPUStrategy:
 
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--devices", default=2, show_default=True, type=click.IntRange(1), help="Logical devices of a replica.")
+@click.option("--data", type=click.Path(exists=True, dir_okay=False), help="An .npz or .h5 file instead of the digits.")
 @click.option("--epochs", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(1), help="Examples per step.")
 @click.option("--checkpoint-dir", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
@@ -79,11 +80,11 @@ def open_strategy(devices: int) -> mpidist.TPUStrategy:
 @plots.losses_option
 @click.option("--seed", default=0, show_default=True)
 def main(
-    devices: int, epochs: int, batch: int, checkpoint_dir: str | None, plot_path: str | None, losses_path: str | None,
-    seed: int,
+    devices: int, data: str | None, epochs: int, batch: int, checkpoint_dir: str | None, plot_path: str | None,
+    losses_path: str | None, seed: int,
 ) -> None:
     strategy = open_strategy(devices)
-    x_train, y_train, x_test, y_test = digits.load_data()
+    x_train, y_train, x_test, y_test = digits.load_data(data)
     # With these the network computes in float64: the losses are the same for all layouts, to rounding.
     x_train, x_test = x_train.astype(np.float64), x_test.astype(np.float64)
     train = mpidist.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(len(x_train), seed=seed).batch(batch)

@@ -9,8 +9,7 @@
 The data are the 1797 digits of scikit-learn, or those of --data: an .npz or .h5 file with `x_train`, `y_train`,
 `x_test` and `y_test`. With --checkpoint-dir a run that was killed continues from its last checkpoint when it is started
 again, on any number of ranks, and ends with the result of an undisturbed run. A run that is about to be ended, by
-SIGTERM, SIGUSR1 or Slurm's time limit, saves first; with --requeue Slurm starts it again. With --device gpu each rank
-computes on a GPU of its own, with CuPy arrays.
+SIGTERM, SIGUSR1 or Slurm's time limit, saves first; with --requeue Slurm starts it again.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ Array = npt.NDArray[Any]
 DEVICE = "MPIDIST_DEVICE"
 STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "multi-worker": mpidist.MultiWorkerMirroredStrategy,
+    "sharded": lambda: mpidist.MultiWorkerMirroredStrategy(shard_optimizer=True),
     "mirrored": mpidist.MirroredStrategy,
     "central-storage": mpidist.CentralStorageStrategy,
     "tpu": mpidist.TPUStrategy,
@@ -78,7 +78,7 @@ def open_strategy(name: str, device: str) -> mpidist.Strategy:
 
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--strategy", "strategy_name", type=click.Choice(list(STRATEGIES)), default="multi-worker")
-@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="One GPU per rank.")
 @click.option("--data", type=click.Path(exists=True, dir_okay=False), help="An .npz or .h5 file instead of the digits.")
 @click.option("--epochs", default=30, show_default=True, type=click.IntRange(1))
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(1), help="Examples per step, of all ranks.")

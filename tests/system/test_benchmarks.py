@@ -347,7 +347,7 @@ def test_groups_send_less_than_synchronous_steps_take(tmp_path: Path) -> None:
     figures = tmp_path / "hosts.json"
     words = [word for way in ("groups, every=16", "MultiWorkerMirroredStrategy") for word in ("--way", way)]
     result = run_program(
-        1, FOLDER / "hybrid_hosts.py", *words, "--megabits", 50, "--steps", 12, "--json", figures, timeout_seconds=100,
+        1, FOLDER / "hybrid_hosts.py", *words, "--megabits", 200, "--steps", 12, "--json", figures, timeout_seconds=100,
     )
     if "tc cannot limit" in result.stderr:
         pytest.skip(result.stderr.strip())

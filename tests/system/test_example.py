@@ -41,7 +41,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 def train(ranks: int, *options: object) -> str:
     """The output of the example, which must end well."""
-    result = run_program(ranks, EXAMPLE, *options, timeout_seconds=100)
+    return run(ranks, EXAMPLE, *options)
+
+
+def run(ranks: int, program: Path, *options: object, **environment: str) -> str:
+    """The output of a program, which must end well."""
+    result = run_program(ranks, program, *options, timeout_seconds=100, **environment)
     assert result.returncode == 0, result.stderr + result.stdout
     return result.stdout + result.stderr
 
@@ -80,16 +85,42 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
     np.testing.assert_allclose(together, alone, rtol=2e-5)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "central-storage", "tpu"])
+# Where memory is private, each rank has a part of the state. The state of how many variables that was is printed.
+SHARDED = """
+import atexit, os, runpy, sys
+from mpidist.variables.kinds.sharded_state import ShardedState
+
+made, make = [], ShardedState.__init__
+
+def note(*arguments, **keywords):
+    made.append(make(*arguments, **keywords))
+
+ShardedState.__init__ = note
+atexit.register(lambda: print(f"{len(made)} in shards"))
+sys.argv = sys.argv[1:]
+# As Python does for the program that it is given.
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central-storage", "tpu", "sharded"])
 def test_losses_do_not_depend_on_the_strategy(
     strategy: str, data: tuple[str, Path], losses_alone: Path, tmp_path: Path
 ) -> None:
-    train(2, *data, "--strategy", strategy, "--epochs", COMPARED, "--losses", tmp_path / "losses")
+    program = [EXAMPLE]
+    options = (*data, "--strategy", strategy, "--epochs", COMPARED, "--losses", tmp_path / "losses")
+    if strategy == "sharded":
+        program.insert(0, tmp_path / "program.py")
+        program[0].write_text(SHARDED)
+    output = run(2, *program, *options, **({"MPIDIST_COLLECTIVE": "MPI"} if strategy == "sharded" else {}))
+    # The momentum of three kernels and three biases, on both ranks.
+    assert output.count("6 in shards") == (2 if strategy == "sharded" else 0), output
     np.testing.assert_allclose(np.loadtxt(tmp_path / "losses"), np.loadtxt(losses_alone), rtol=2e-5)
 
 
 def test_groups_come_to_the_same_accuracy(data: tuple[str, Path]) -> None:
-    output = train(4, *data, "--strategy", "hybrid", *FEW_EPOCHS)
+    output = train(amount(2, 4), *data, "--strategy", "hybrid", *FEW_EPOCHS)
     assert float(re.findall("test accuracy ([0-9.]+)", output)[-1]) >= 0.97
 
 

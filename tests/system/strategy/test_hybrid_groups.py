@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.amounts import amount
 from tests.helpers.launching import run_program
 from tests.helpers.leftovers import files_left_behind
 from tests.helpers.waiting import until_exists
@@ -62,6 +63,8 @@ mark(f"ready.{rank}")
 """
 
 STOPPED = """
+many = int(sys.argv[4])
+
 def memory():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
@@ -69,7 +72,7 @@ if rank == 0:
     until_exists(folder / "stopped")
     train(40)
     before = memory()
-    train(400)
+    train(many)
     grown = memory() - before
     assert grown < variable.numpy().nbytes, grown
     mark("went on")
@@ -80,7 +83,7 @@ else:
 exchange = strategy.home.exchange
 before = exchange.received_count
 strategy.finish()
-np.testing.assert_allclose(variable.numpy(), way(448, 0) + way(12, 1))
+np.testing.assert_allclose(variable.numpy(), way(48 + many, 0) + way(12, 1))
 if rank == 1:
     # One increment under way when it stopped, and one that is the sum of all others; a third at a bad moment.
     assert exchange.received_count - before <= 3, exchange.received_count - before
@@ -104,8 +107,11 @@ def test_a_group_that_is_stopped_delays_no_other(tmp_path: Path, way: str) -> No
             os.kill(process, signal.SIGCONT)
         (tmp_path / "continued").touch()
 
-    # More than what kernels and MPI keep of a message that nobody takes.
-    result = run_program(2, program, tmp_path, "2", 1 << 20, meanwhile=stop, timeout_seconds=90, MPIDIST_WINDOW=way)
+    # The array is more than what kernels and MPI keep of a message that nobody takes; each fourth step sends one.
+    steps = amount(100, 400)
+    result = run_program(
+        2, program, tmp_path, "2", 1 << 20, steps, meanwhile=stop, timeout_seconds=90, MPIDIST_WINDOW=way
+    )
     out = result.stdout + result.stderr
     assert result.returncode == 0, out
     assert out.count("has all") == 2, out
