@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -87,28 +88,37 @@ class Saves:
     def finish(self) -> None:
         """Collective. Wait for the save in the background, if there is one.
 
+        An interrupt of the wait, and a call that is refused, leave it under way.
+
         Raises:
             OSError, CheckpointError: On every rank, if any rank could not write. The save does not count.
+            RuntimeError: Another thread is in a call of these ranks.
         """
-        save, ended = self.background, self._ended
+        save = self.background
         if save is None:
             return
-        self.background = self._ended = None
         if not save.is_own:
             # This is a child after a fork.
+            self.background = self._ended = None
             return
         group = save.group
-        saved_at: float | None = None
-        try:
-            if group.is_closed:
-                # Its strategy was closed: each rank waits by itself, and raises what it knows.
-                saved_at = save.finish()
-            else:
-                with group.calls.during("save"):
-                    saved_at = finish_together(group, save)
-                group.order.last_checkpoint = save.path
-            self.seconds = save.seconds
-        finally:
+        # Where its strategy was closed each rank waits by itself, and raises what it knows.
+        with contextlib.nullcontext() if group.is_closed else group.calls.during("save"):
+            try:
+                saved_at = save.finish() if group.is_closed else finish_together(group, save)
+            except Exception:
+                self._end(save, None)
+                raise
+        if not group.is_closed:
+            group.order.last_checkpoint = save.path
+        self.seconds = save.seconds
+        self._end(save, saved_at)
+
+    def _end(self, save: BackgroundSave, saved_at: float | None) -> None:
+        """Note the end of a save, unless another thread has done so meanwhile."""
+        if self.background is save:
+            ended = self._ended
+            self.background = self._ended = None
             if saved_at is None:
                 self.count, self.metadata = self._before
             if ended is not None:

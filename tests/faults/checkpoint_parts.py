@@ -144,6 +144,24 @@ FAULTS = (
         "        atexit.register(_finish_all)\n", "", BEHIND + "the_end_of_the_program_completes_it",
     ),
     Fault(
+        "an interrupt of the wait drops a save in the background", "checkpoint/saves.py",
+        "            except Exception:\n                self._end(save, None)\n",
+        "            except BaseException:\n                self._end(save, None)\n",
+        BEHIND + "an_interrupt_of_the_wait_leaves_the_save_under_way",
+    ),
+    Fault(
+        "a program that ends in the wait for a save loses it", "checkpoint/background/together.py",
+        "        exchange(communicator, step, None, save.wait_until_written())\n    except Exception:\n",
+        "        save.forget()\n"
+        "        exchange(communicator, step, None, save.wait_until_written())\n    except Exception:\n",
+        BEHIND + "the_end_of_the_program_completes_it",
+    ),
+    Fault(
+        "a rank that can leave no mark is waited for without end", "checkpoint/background/marks.py",
+        "            os.unlink(path)\n        raise\n", "            pass\n        raise\n",
+        BEHIND + "a_first_rank_that_waits_in_vain_gives_up",
+    ),
+    Fault(
         "another checkpoint deletes what a thread writes", "checkpoint/background/save.py",
         "            save.join()\n\n\ndef _finish_all", "            pass\n\n\ndef _finish_all",
         BEHIND + "other_checkpoints_wait_where_they_use_the_directory",

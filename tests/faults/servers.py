@@ -141,6 +141,11 @@ FAULTS = (
         "            self._main_thread.look()\n", "            pass\n", BEHIND,
     ),
     Fault(
+        "functions wait while servers write another checkpoint", "checkpoint/background/served.py",
+        "            home.wait_for_snapshot()\n            with home.pause", "            with home.pause",
+        "unit/checkpoint/test_checkpoint_cut.py::test_two_managers_save_in_the_background_side_by_side",
+    ),
+    Fault(
         "a name that changed while the file was made is saved as it was", "checkpoint/background/served.py",
         "(now.records, now.shared) != (plan.records, plan.shared)", "now.records != plan.records", NAME,
     ),

@@ -6,6 +6,7 @@ A mark is a text in JSON with a checksum before it: the first rank may read it w
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import zlib
@@ -45,6 +46,8 @@ def mark_of(path: str, rank: int) -> str:
 def leave_mark(path: str, rank: int, mark: Mark) -> None:
     """Local. Leave the mark of this rank.
 
+    Where it cannot be written, the file is deleted: that takes no room on a full disk, and the first rank sees it.
+
     Args:
         path: See `mark_of`.
         rank: See `mark_of`.
@@ -54,12 +57,17 @@ def leave_mark(path: str, rank: int, mark: Mark) -> None:
         OSError: It cannot be written.
     """
     body = json.dumps([[*map(list, mark.checksums.items())], mark.error]).encode()
-    descriptor = os.open(mark_of(path, rank), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
-        write_at(descriptor, b"%08x" % zlib.crc32(body) + body, 0)
-    finally:
-        # A network file system sends it to the server now.
-        os.close(descriptor)
+        descriptor = os.open(mark_of(path, rank), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        try:
+            write_at(descriptor, b"%08x" % zlib.crc32(body) + body, 0)
+        finally:
+            # A network file system sends it to the server now.
+            os.close(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def wait_for_marks(path: str, ranks: Sequence[int], wait: Callable[[float], None]) -> dict[int, Mark]:
@@ -74,7 +82,7 @@ def wait_for_marks(path: str, ranks: Sequence[int], wait: Callable[[float], None
         The marks by rank.
 
     Raises:
-        FileNotFoundError: The directory is gone.
+        FileNotFoundError: The directory is gone; or the file is, see `leave_mark`.
         OSError: It cannot be read.
     """
     names = {os.path.basename(mark_of(path, rank)): rank for rank in ranks}
@@ -84,13 +92,19 @@ def wait_for_marks(path: str, ranks: Sequence[int], wait: Callable[[float], None
         # By the directory: network file systems remember for a while that a single name was not there.
         directory = os.path.dirname(path) or os.curdir
         before = len(found)
-        for name in os.listdir(directory):
+        # Before the file is deleted there may be marks with errors.
+        there = os.listdir(directory)
+        for name in there:
             rank = names.get(name)
             mark = None if rank is None or rank in found else _read(os.path.join(directory, name))
             if rank is not None and mark is not None:
                 found[rank] = mark
         if len(found) > before:
             seconds = _FIRST_SECONDS
+        elif os.path.basename(path) not in there:
+            raise FileNotFoundError(
+                errno.ENOENT, f"{path!r} was deleted before all ranks had written: one could neither write nor say why"
+            )
         else:
             wait(seconds)
             seconds = min(1.5 * seconds, _LAST_SECONDS)

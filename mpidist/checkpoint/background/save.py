@@ -32,7 +32,7 @@ class MainThread(NamedTuple):
 
     Attributes:
         look: A function that takes the messages that have come.
-        wait: A function that waits for those that the save needs; it is called once.
+        wait: A function that waits for those that the save needs; after an error of it the save has failed.
     """
 
     look: Callable[[], None]
@@ -90,6 +90,9 @@ class BackgroundSave:
         except RuntimeError as error:
             # No more threads can be made, or the interpreter ends. The other ranks have continued by now.
             logger.warning("checkpoint %r is written in the foreground: %s", self.path, error)
+            # What it would wait for, this thread takes; after an error of that it gives up.
+            with contextlib.suppress(Exception):
+                self._wait_in_main_thread()
             self._thread.run()
 
     @property
@@ -121,10 +124,14 @@ class BackgroundSave:
             self._thread.join()
 
     def _wait_in_main_thread(self) -> None:
-        # Once: after an error the thread gives up by itself.
-        main_thread, self._main_thread = self._main_thread, None
-        if main_thread is not None:
-            main_thread.wait()
+        if (main_thread := self._main_thread) is not None:
+            try:
+                main_thread.wait()
+            except Exception:
+                # The thread gives up by itself. An interrupt leaves it as it is.
+                self._main_thread = None
+                raise
+            self._main_thread = None
 
     def finish(self) -> float:
         """Local. Wait for the thread of this rank; on rank 0 for the file's name.

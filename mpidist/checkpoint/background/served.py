@@ -101,7 +101,9 @@ class _ServerSnapshot:
         self.blank = create_blank(path, plan.records, plan.shared, order.work.before)
         try:
             home.communicator.share_directory(os.path.dirname(os.path.abspath(path)))
-            # The disk may take its time for the file; no closure waits for that. Then all is of one moment.
+            # The disk may take its time for the file, and for another checkpoint that servers still write; no closure
+            # waits for that. Then all is of one moment.
+            home.wait_for_snapshot()
             with home.pause():
                 self._plan = now = SnapshotPlan(find(), count, metadata)
                 if (now.records, now.shared) != (plan.records, plan.shared):
@@ -150,7 +152,8 @@ class _ServerSnapshot:
         """
         try:
             self._home.wait_for_snapshot()
-        except BaseException:
+        except Exception:
+            # After an interrupt it can wait again.
             self._is_given_up.set()
             raise
 

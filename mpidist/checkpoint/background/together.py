@@ -121,13 +121,13 @@ def finish_together(communicator: Communicator, save: BackgroundSave) -> float:
     try:
         exchange(communicator, step, None, save.wait_until_written())
     except Exception:
+        # Not after an interrupt: the end of the program completes the save.
         save.give_up()
         save.join()
+        save.forget()
         # Now no rank leaves a mark any more.
         save.clear()
         raise
-    finally:
-        save.forget()
     return on_first_rank(communicator, step, save.finish)
 
 

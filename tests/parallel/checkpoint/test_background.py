@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mpidist.checkpoint import transfer
-from mpidist.checkpoint.background import copying, save, together
+from mpidist.checkpoint.background import copying, marks, save, together
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.group.communicator import Communicator
@@ -100,6 +100,55 @@ def test_an_error_of_one_rank_is_raised_on_all_by_the_next_call(
     manager.close()
     communicator.barrier()
     assert sorted(os.listdir(mpi_tmp_path / "run")) == ["checkpoint", "ckpt-2.h5"]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_cannot_even_leave_a_mark_keeps_no_other_checkpoint_waiting(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of a rank is full. The first rank waits for its mark before it works on the same directory."""
+    arena = make_arena(communicator)
+    objects = {name: Checkpoint(v=create_variable(arena, np.full(900_000, 1.0))) for name in ("full", "other")}
+    managers = {name: CheckpointManager(one, mpi_tmp_path, 2) for name, one in objects.items()}
+    if communicator.rank == communicator.size - 1:
+        def fail(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(copying, "write_pieces", fail)
+        monkeypatch.setattr(marks, "write_at", fail)
+    managers["full"].save(background=True)
+    path = managers["other"].save()
+    with pytest.raises(OSError, match="No space left"):
+        managers["full"].sync()
+    for manager in managers.values():
+        manager.close()
+    communicator.barrier()
+    assert sorted(os.listdir(mpi_tmp_path)) == ["checkpoint", os.path.basename(str(path))]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wait_that_another_thread_is_refused_changes_nothing(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    manager = CheckpointManager(
+        Checkpoint(v=create_variable(make_arena(communicator), np.full(900_000, 1.0))), mpi_tmp_path, 2, background=True
+    )
+    path = manager.save()
+    refusals: list[BaseException] = []
+
+    def wait() -> None:
+        for act in (manager.sync, manager.close):
+            with pytest.raises(RuntimeError, match="another thread of this program is in a call") as caught:
+                act()
+            refusals.append(caught.value)
+
+    thread = threading.Thread(target=wait)
+    with communicator.calls.during("barrier"):
+        thread.start()
+        thread.join()
+    assert len(refusals) == 2
+    assert manager.checkpoint.save_counter == 1
+    second = manager.save()
+    manager.close()
+    assert manager.checkpoints == [path, second]
 
 
 def test_a_directory_that_is_lost_meanwhile_is_an_error_on_all(

@@ -324,11 +324,66 @@ def test_a_handler_completes_it_before_the_program_ends(gate: Gate, tmp_path: Pa
     manager.close()
 
 
+@pytest.mark.parametrize("act", ["save", "sync"])
+def test_an_interrupt_of_the_wait_leaves_the_save_under_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, act: str
+) -> None:
+    may_write, real, wait = threading.Event(), transfer.write_pieces, save.BackgroundSave.wait_until_written
+
+    def write(*arguments: Any) -> None:
+        assert may_write.wait(60)
+        real(*arguments)
+
+    def be_interrupted(one: save.BackgroundSave) -> Exception | None:
+        if not may_write.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return wait(one)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(copying, "write_pieces", write)
+    monkeypatch.setattr(save.BackgroundSave, "wait_until_written", be_interrupted)
+    manager = CheckpointManager(Checkpoint(v=variable(np.full(3000, 1.0))), tmp_path, 2, background=True)
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        first = manager.save()
+        with pytest.raises(KeyboardInterrupt):
+            getattr(manager, act)()
+        after = is_saving(manager.checkpoint), manager.checkpoint.save_counter
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        may_write.set()
+    assert after == (True, 1)
+    second = manager.save()
+    manager.close()
+    assert manager.checkpoints == [first, second] == [str(tmp_path / f"ckpt-{n}.h5") for n in (1, 2)]
+    assert saved(str(first)) == 1.0
+
+
 PROGRAM = """
-import os, sys
+import os, signal, sys, threading
 import numpy as np
 import mpidist
 from mpidist.checkpoint.background import copying
+from mpidist.checkpoint.background.save import BackgroundSave
+
+def end_while_it_waits():
+    # By a handler of its own; the disk is slow until the end of the program waits for the save.
+    may_write, write, wait = threading.Event(), copying.write_pieces, BackgroundSave.wait_until_written
+    finish = BackgroundSave.finish
+    def write_slowly(*arguments):
+        may_write.wait()
+        write(*arguments)
+    def wait_and_be_told(save):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return wait(save)
+    def finish_at_last(save):
+        may_write.set()
+        return finish(save)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(6))
+    copying.write_pieces, BackgroundSave.wait_until_written = write_slowly, wait_and_be_told
+    BackgroundSave.finish = finish_at_last
 
 def run(how, directory):
     checkpoint = mpidist.Checkpoint(v=mpidist.Variable(np.ones(2_000_000)))
@@ -336,6 +391,8 @@ def run(how, directory):
         def write(*arguments):
             raise OSError(28, "No space left on device")
         copying.write_pieces = write
+    elif how == "told":
+        end_while_it_waits()
     manager = mpidist.CheckpointManager(checkpoint, directory, 2, background=True)
     manager.save()
     if how == "forks":
@@ -349,12 +406,14 @@ def run(how, directory):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     elif how == "raises":
         raise KeyError("the program's own")
+    elif how == "told":
+        manager.save()
     elif how == "leaves":
         with manager:
             sys.exit(5)
 
 children = {}
-for how in ("ends", "raises", "leaves", "forks", "fails"):
+for how in ("ends", "raises", "leaves", "told", "forks", "fails"):
     child = os.fork()
     if child == 0:
         children.clear()
@@ -372,11 +431,12 @@ def test_the_end_of_the_program_completes_it(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     texts = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
     codes = dict(line.split() for line in result.stdout.splitlines())
-    assert codes == {"ends": "0", "raises": "1", "leaves": "5", "forks": "0", "fails": "0"}, (result.stderr, texts)
+    expected = {"ends": "0", "raises": "1", "leaves": "5", "told": "6", "forks": "0", "fails": "0"}
+    assert codes == expected, (result.stderr, texts)
     path = tmp_path / "fails"
     assert f"checkpoint '{path}/ckpt-1.h5' was not saved: [Errno 28] No space left" in texts["fails"]
     assert names(path) == []
-    for how in ("ends", "raises", "leaves", "forks"):
+    for how in ("ends", "raises", "leaves", "told", "forks"):
         path = tmp_path / how
         assert saved(str(path / "ckpt-1.h5"), 2_000_000) == 1.0
         assert names(path) == ["checkpoint", *["child.h5"] * (how == "forks"), "ckpt-1.h5"]
@@ -456,13 +516,14 @@ def test_a_first_rank_that_waits_in_vain_gives_up(tmp_path: Path) -> None:
     """A mark that is not whole, and one that never comes."""
     path = str(tmp_path / ".c.h5.00000000.tmp")
     waits: list[float] = []
+    Path(path).touch()
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 2:
             os.unlink(marks.mark_of(path, 1))
             marks.leave_mark(path, 1, marks.Mark({(0, 0): (5, 7)}))
-        elif len(waits) == 4:
+        elif len(waits) >= 4:
             raise CheckpointError("in vain")
 
     Path(marks.mark_of(path, 1)).write_bytes(b"0000")
@@ -471,5 +532,10 @@ def test_a_first_rank_that_waits_in_vain_gives_up(tmp_path: Path) -> None:
         marks.wait_for_marks(path, [1, 2], wait)
     marks.leave_mark(path, 2, marks.Mark({}, "rank 2: full"))
     assert marks.wait_for_marks(path, [2, 3], wait)[2].error == "rank 2: full"
+    # A rank that cannot leave a mark, here since there is one, deletes the file.
+    with pytest.raises(FileExistsError):
+        marks.leave_mark(path, 1, marks.Mark({}))
+    with pytest.raises(FileNotFoundError, match="could neither write nor say why"):
+        marks.wait_for_marks(path, [1, 3], wait)
     marks.remove_marks(path, range(1, 4))
     assert names(tmp_path) == []

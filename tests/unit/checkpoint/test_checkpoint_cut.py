@@ -17,6 +17,7 @@ from mpidist.checkpoint import transfer
 from mpidist.checkpoint.background import served
 from mpidist.checkpoint.file.layout import PAGE_BYTES
 from mpidist.checkpoint.file.positional import write_at
+from mpidist.parameter_server.chief.chief import Chief
 from mpidist.parameter_server.options import ServerOptions
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.making.partitioners import FixedShardsPartitioner
@@ -143,6 +144,55 @@ def test_the_program_continues_while_the_servers_save(
     assert (mpidist.load_variable(path, "variable") == 1.0).all()
     assert mpidist.load_variable(path, "own/values").tolist() == [0.0] * 3
     assert mpidist.checkpoint.verify(path) > 0
+
+
+def test_two_managers_save_in_the_background_side_by_side(
+    strategy: ParameterServerStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers write one snapshot after the other. Functions continue while the second one waits."""
+    disk, wait = Disk(monkeypatch), Chief.wait_for_snapshot
+    waits: list[bool] = []
+
+    def wait_for_snapshot(chief: Chief) -> None:
+        if chief.commits.saving:
+            waits.append(chief._held is None)
+            disk.is_open.set()
+        wait(chief)
+
+    monkeypatch.setattr(Chief, "wait_for_snapshot", wait_for_snapshot)
+    with strategy.scope():
+        variables = [mpidist.Variable(np.full(5 * PAGE, value, "f4")) for value in (1.0, 2.0)]
+    managers = [
+        mpidist.CheckpointManager(mpidist.Checkpoint(v=one), tmp_path / str(number), 3, background=True)
+        for number, one in enumerate(variables)
+    ]
+    paths = []
+    for manager, one in zip(managers, variables, strict=True):
+        paths.append(str(manager.save()))
+        one.assign(np.zeros(5 * PAGE, "f4"))
+    assert waits == [True]
+    for manager in managers:
+        manager.close()
+    assert [np.unique(mpidist.load_variable(path, "v")).tolist() for path in paths] == [[1.0], [2.0]]
+
+
+def test_a_save_for_which_there_is_no_thread_is_made_at_once(
+    strategy: ParameterServerStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "mpidist-save":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    with strategy.scope():
+        variable = mpidist.Variable(np.full(5 * PAGE, 1.0, "f4"))
+    with mpidist.CheckpointManager(mpidist.Checkpoint(v=variable), tmp_path, 3, background=True) as manager:
+        path = str(manager.save())
+        assert (mpidist.load_variable(path, "v") == 1.0).all()
+    assert manager.checkpoints == [path]
 
 
 def test_a_server_that_cannot_write_is_an_error_of_the_next_call(
