@@ -15,17 +15,24 @@ from mpidist.failures.interrupts import INTERRUPTS
 # Another job on this host may be making node memory right now: its files have a name for milliseconds only, so those
 # that keep theirs for so long are left behind.
 _SECONDS = 5.0
+# As in `mpidist/checkpoint/memory/place.py`, which ranks of tests need not load.
+_COPIES = "mpidist-copies-"
 
 
 def files_left_behind() -> list[Path]:
-    """Local. The files of the library that stay in /dev/shm."""
-    folder = Path("/dev/shm")
-    found = set(folder.glob("mpidist-*"))
-    begin = time.monotonic()
+    """Local. The files of the library that stay in /dev/shm.
+
+    Without copies of checkpoints: those of another test stay as long as its `mpidist run`.
+    """
+    begin, found = time.monotonic(), _named()
     while found and time.monotonic() - begin < _SECONDS:
         time.sleep(0.05)
-        found &= set(folder.glob("mpidist-*"))
+        found &= _named()
     return sorted(found)
+
+
+def _named() -> set[Path]:
+    return {path for path in Path("/dev/shm").glob("mpidist-*") if not path.name.startswith(_COPIES)}
 
 
 def mapped_node_memory() -> set[str]:

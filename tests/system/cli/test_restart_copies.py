@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mpidist.checkpoint.memory.place import PREFIX, RUN_PREFIX
 from tests.helpers.amounts import amount
 from tests.helpers.launching import NEW_VARIABLES, ROOT, finish
 from tests.helpers.selection import seed
@@ -55,6 +55,7 @@ if phase in ("copy", "look"):
         (folder / f"stopped-{rank}").touch()
         time.sleep(600)  # simulates work: the host is cut off while the rank is here
     if kind == "fault":""",
+    'come_to("import")\n': 'come_to("import")\n(folder / "run").write_text(os.environ.get("MPIDIST_RUN", "none/0"))\n',
     "    history.losses.append(": "    counter.assign_add(1)\n    history.losses.append(",
     "    if optimizer.iterations % 3 == 0:\n        manager.save()": "    manager.save()",
 }
@@ -68,13 +69,19 @@ def training() -> str:
     return text
 
 
+def copies_of(folder: Path) -> Path:
+    """The directory of the copies of a run; other tests may have theirs beside it."""
+    name = Path((folder / "run").read_text()).parent.name
+    assert name.startswith(RUN_PREFIX), name
+    return SHARED / f"{PREFIX}{name.removeprefix(RUN_PREFIX)}"
+
+
 def check(plan: list[Row], ranks: int, folder: Path) -> str:
     """Run to the end, which equals that of an undisturbed run; nothing is left in memory."""
-    before = {*os.listdir(SHARED)}
     result = run("-n", ranks, "--max-restarts", 30, write(folder, plan, training()), folder, STEPS, folder=folder)
     assert result.returncode == 0, f"{plan}\n{result.stdout}{result.stderr}"
     assert json.loads((folder / "result").read_text()) == undisturbed(ranks), plan
-    assert not [one for one in {*os.listdir(SHARED)} - before if one.startswith("mpidist-copies-")]
+    assert not copies_of(folder).exists()
     return result.stderr
 
 
@@ -126,11 +133,11 @@ def test_ranks_of_one_of_two_hosts_die_and_continue_from_copies(
     (tmp_path / "alone").mkdir()
     assert hosts.run((2, 2), write(tmp_path / "alone", []), tmp_path / "alone", STEPS).returncode == 0
     plan: list[Row] = [([2, 3], "copy", "kill", 34)]
-    before = {*os.listdir(SHARED)}
     text = run_on(hosts, tmp_path, "-n", 4, "--hosts", "n1,n2", plan=plan)
     assert (tmp_path / "result").read_text() == (tmp_path / "alone" / "result").read_text()
-    assert "continues from the copy in memory" in text, text
-    assert not [one for one in {*os.listdir(SHARED)} - before if one.startswith("mpidist-copies-")]
+    copies = copies_of(tmp_path)
+    assert f"continues from the copy in memory in {copies}" in text, text
+    assert not copies.exists()
 
 
 @pytest.mark.long
