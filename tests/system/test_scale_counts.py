@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.launching import run_program
+from tests.helpers.launching import find_mpirun, is_open_mpi, run_program
 from tests.hosts.virtual_hosts import why_unavailable
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -31,6 +31,7 @@ ON_A_HOST = {
     ("start", "of /proc"): 1_050,  # the same, by the process that holds it
     ("start", "files mapped"): 1_050,
     ("first reduce", "bytes received"): 50_000,  # addresses for copies from rank to rank
+    ("first gather", "bytes received"): 50_000,  # the same on Open MPI, which makes no copies in a small reduction
     ("first save", "bytes received"): 170_000,  # checksums of what each rank has written
     ("save", "bytes received"): 170_000,
 }
@@ -51,11 +52,12 @@ def counted(path: Path, *options: object) -> dict[str, Any]:
     return content
 
 
-def growing(rows: list[dict[str, Any]], ranks: int) -> dict[tuple[str, str], float]:
+def growing(rows: list[dict[str, Any]], ranks: int, without: str = "") -> dict[tuple[str, str], float]:
     """What grows faster than log n, and the figure for so many ranks."""
     return {
         (row["phase"], row["kind"]): row["predicted"][str(ranks)]
-        for row in rows if row["faster than log n"] and row["phase"] not in FOREIGN
+        for row in rows
+        if row["faster than log n"] and row["phase"] not in FOREIGN and row["kind"] != without
     }
 
 
@@ -68,10 +70,12 @@ def test_what_a_rank_does_on_a_host_of_64(tmp_path: Path) -> None:
     content = counted(tmp_path / "counts.json", "--ranks", 4, "--ranks", 16, "--ranks", 64, "--hosts", 0)
     most = {int(ranks): phases for ranks, phases in content["counts"]["one host"]["most"].items()}
     assert set(most) == {4, 16, 64}
+    # Open MPI itself sums the few bytes of a reduction, which on MPICH go through node memory.
+    calls_of_reduce = 2 if is_open_mpi(find_mpirun()) else 1
     for phases in most.values():
         # A step needs node memory alone, a call of `reduce` also now and then a comparison of calls.
         assert phases["step"]["MPI calls"] == phases["step"]["bytes sent"] == 0
-        assert 0 < phases["reduce"]["MPI calls"] < 1
+        assert calls_of_reduce - 1 < phases["reduce"]["MPI calls"] < calls_of_reduce
         for phase in ("step", "reduce", "gather"):
             assert phases[phase]["files opened"] == phases[phase]["looks at paths"] == 0
         # The library that counts sees what it must.
@@ -95,7 +99,9 @@ def test_what_a_rank_does_among_hosts(tmp_path: Path) -> None:
     assert set(most) == {2, 3, 4}
     for phase in ("step", "reduce", "variables", "save"):
         assert 0 < most[2][phase]["MPI calls"] == most[4][phase]["MPI calls"], phase
-    require_within(growing(content["rows"]["hosts of 1"], 65536), ON_HOSTS)
+    # Open MPI looks at its sockets by calls of its own, the more often the longer a rank waits.
+    foreign = "reads and writes" if is_open_mpi(find_mpirun()) else ""
+    require_within(growing(content["rows"]["hosts of 1"], 65536, without=foreign), ON_HOSTS)
 
 
 @pytest.fixture
