@@ -171,6 +171,11 @@ def test_a_browser_draws_the_page(ranks: int, tmp_path: Path) -> None:
     ).stdout
     assert 'data-state="drawn"' in shown
     assert shown.count("<tr>") == (ranks + 1) + (2 + 1) + (3 + 1)
+    assert shown.count(f"<span>0 s</span><span>ranks 0 to {ranks - 1}, from the top</span><span>466.") == 2
+    # Of many ranks those that others waited for are first.
+    first = re.search(r'<table id="ranks">.*?<td>(\d+)</td>', shown, re.DOTALL)
+    assert first is not None
+    assert int(first[1]) == (3 if ranks > 16 else 0)
     picture = tmp_path / "page.png"
     subprocess.run(
         [*command, f"--screenshot={picture}", "--window-size=1400,2400", page], capture_output=True, timeout=100,
