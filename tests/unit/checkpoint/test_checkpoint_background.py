@@ -368,31 +368,33 @@ import mpidist
 from mpidist.checkpoint.background import copying
 from mpidist.checkpoint.background.save import BackgroundSave
 
-def end_while_it_waits():
-    # By a handler of its own; the disk is slow until the end of the program waits for the save.
-    may_write, write, wait = threading.Event(), copying.write_pieces, BackgroundSave.wait_until_written
-    finish = BackgroundSave.finish
-    def write_slowly(*arguments):
-        may_write.wait()
-        write(*arguments)
-    def wait_and_be_told(save):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return wait(save)
-    def finish_at_last(save):
-        may_write.set()
-        return finish(save)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(6))
-    copying.write_pieces, BackgroundSave.wait_until_written = write_slowly, wait_and_be_told
-    BackgroundSave.finish = finish_at_last
+may_write, write, wait, join = (
+    threading.Event(), copying.write_pieces, BackgroundSave.wait_until_written, BackgroundSave.join
+)
+
+def write_at_last(*arguments):
+    # The disk is slow until the program waits for the save.
+    may_write.wait()
+    if how == "fails":
+        raise OSError(28, "No space left on device")
+    write(*arguments)
+
+def join_at_last(save):
+    may_write.set()
+    join(save)
+
+def wait_and_be_told(save):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return wait(save)
+
+copying.write_pieces, BackgroundSave.join = write_at_last, join_at_last
 
 def run(how, directory):
-    checkpoint = mpidist.Checkpoint(v=mpidist.Variable(np.ones(2_000_000)))
-    if how == "fails":
-        def write(*arguments):
-            raise OSError(28, "No space left on device")
-        copying.write_pieces = write
-    elif how == "told":
-        end_while_it_waits()
+    checkpoint = mpidist.Checkpoint(v=mpidist.Variable(np.ones(3000)))
+    if how == "told":
+        # A handler of its own ends it while it waits for the save.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(6))
+        BackgroundSave.wait_until_written = wait_and_be_told
     manager = mpidist.CheckpointManager(checkpoint, directory, 2, background=True)
     manager.save()
     if how == "forks":
@@ -438,7 +440,7 @@ def test_the_end_of_the_program_completes_it(tmp_path: Path) -> None:
     assert names(path) == []
     for how in ("ends", "raises", "leaves", "told", "forks"):
         path = tmp_path / how
-        assert saved(str(path / "ckpt-1.h5"), 2_000_000) == 1.0
+        assert saved(str(path / "ckpt-1.h5")) == 1.0
         assert names(path) == ["checkpoint", *["child.h5"] * (how == "forks"), "ckpt-1.h5"]
         assert ("KeyError" in texts[how]) == (how == "raises")
 

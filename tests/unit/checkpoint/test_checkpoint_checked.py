@@ -25,6 +25,7 @@ from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.reading import BLOCK_BYTES, block_range
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.amounts import amount
 from tests.helpers.strategies import make_arena
 
 ARENA = make_arena(SoloCommunicator())
@@ -122,7 +123,7 @@ def test_places_count_only_while_the_structure_is_as_it_was_written(
     assert looked_up == ["a", "b"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(30, 1000), deadline=None)
 @given(st.data())
 def test_any_range_of_any_array_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -25,6 +25,7 @@ from mpidist.errors import CheckpointError
 from mpidist.optimizers.families.sgd import SGD
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.amounts import amount
 from tests.helpers.strategies import make_arena
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,7 +71,7 @@ def is_same(value: object, saved: object) -> bool:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(30, 1000))
 @example(tree={"text": "end\0", "half": "\ud800", "bytes": b"\0\1\0", "empty": "", "none": None})
 @given(tree=st.dictionaries(st.text("ab/.%", min_size=1, max_size=3), LEAVES, min_size=1, max_size=4))
 def test_any_value_of_a_state_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=amount(20, 500))
 @given(metadata=st.dictionaries(TEXTS, JSON, max_size=3))
 def test_metadata_comes_back(tmp_path_factory: pytest.TempPathFactory, metadata: dict[str, Any]) -> None:
     one = Checkpoint(a=variable(1.0))

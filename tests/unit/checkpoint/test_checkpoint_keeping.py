@@ -22,6 +22,7 @@ from mpidist.checkpoint.directory.state import CheckpointEntry, DirectoryState
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.variables.making.creation import create_variable
+from tests.helpers.amounts import amount
 from tests.helpers.strategies import make_arena
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,7 +167,7 @@ def test_a_vanished_directory_is_an_error_and_is_not_made_again(is_empty: bool, 
         assert one.save() == str(folder / "ckpt-2.h5")
 
 
-@settings(max_examples=200)
+@settings(max_examples=amount(80, 5000))
 @given(
     values=st.lists(st.one_of(st.none(), st.just(math.nan), st.integers(0, 5).map(float)), min_size=1, max_size=12),
     keep=st.integers(1, 3), mode=st.sampled_from(["min", "max"]),

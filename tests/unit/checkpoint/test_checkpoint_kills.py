@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.amounts import turns
+
 ROOT = Path(__file__).resolve().parents[3]
 
 PROGRAM = """
@@ -89,10 +91,9 @@ for moment in range(1000):
 """
 
 
-@pytest.mark.parametrize(("how", "keep", "killed"), [
-    ("manager", 1, 3), ("manager", 2, 1), ("save", 1, 2), ("background", 2, 1),
-    pytest.param("background", 1, 3, marks=pytest.mark.long),
-])
+@pytest.mark.parametrize(("how", "keep", "killed"), turns([
+    ("manager", 1, 3), ("manager", 2, 1), ("save", 1, 2), ("background", 2, 1), ("background", 1, 3),
+], 2, always=[("background", 2, 1)]))
 def test_a_kill_at_any_call_loses_and_leaves_nothing(tmp_path: Path, how: str, keep: int, killed: int) -> None:
     # Python warns of a fork beside a thread; the lock has one.
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), how, str(keep), str(killed)]

@@ -21,6 +21,7 @@ from mpidist.optimizers.families.adam import Adam
 from mpidist.optimizers.families.sgd import SGD
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.amounts import amount
 from tests.helpers.strategies import ArenaStrategy, make_arena
 
 ARENA = make_arena(SoloCommunicator())
@@ -200,7 +201,7 @@ def test_only_a_part_is_touched(tmp_path: Path) -> None:
 KINDS = ["i1", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "b1"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(40, 1000))
 @example(saved="i8", wanted="i1", values=[3, 200])
 @example(saved="i8", wanted="u2", values=[3, 200])
 @given(saved=st.sampled_from(KINDS), wanted=st.sampled_from(KINDS), values=st.lists(st.integers(0, 300), max_size=4))

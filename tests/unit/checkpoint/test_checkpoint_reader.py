@@ -24,6 +24,7 @@ from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.making.creation import create_variable
 from mpidist.variables.variable import BaseVariable
+from tests.helpers.amounts import amount
 from tests.helpers.markdown import ROOT, blocks_of
 from tests.helpers.strategies import make_arena
 
@@ -183,7 +184,7 @@ VALUES = st.one_of(
 ).flatmap(lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, min_side=0)))
 
 
-@settings(max_examples=4)
+@settings(max_examples=amount(2, 100))
 @given(values=st.dictionaries(st.sampled_from(["0/weight", "0/bias", "1/a-b", "file"]), VALUES, min_size=1))
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt", ".weights.h5"])
 def test_a_checkpoint_is_converted_and_back(
