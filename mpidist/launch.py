@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,8 @@ _NODE_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PE
 _MOST_DIGITS = 18
 # Names of launchers as processes; the outermost ancestor of these names is the one a person started.
 LAUNCHER_PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun", "orterun", "srun", "jsrun", "flux")
+# What starts the ranks of a host for them; as the kernel names processes, in 15 letters.
+_DAEMONS = ("prted", "orted", "hydra_pmi_proxy", "slurmstepd", "jsmd", "flux-shell")
 
 
 @dataclass(frozen=True)
@@ -153,15 +155,25 @@ def launcher_processes() -> list[int]:
     Raises:
         OSError: An ancestor cannot be seen.
     """
-    found = []
+    return [process for process, name in _ancestors() if name in LAUNCHER_PROGRAMS]
+
+
+def has_lost_launcher() -> bool:
+    """Local. Whether no launcher is among the ancestors of this process; False where they cannot be seen."""
+    try:
+        return not any(name in LAUNCHER_PROGRAMS or name in _DAEMONS for _, name in _ancestors())
+    except OSError:
+        return False
+
+
+def _ancestors() -> Iterator[tuple[int, str]]:
+    """The processes above this one, and their names, the innermost first."""
     process = os.getppid()
     while process > 1:
         status = Path(f"/proc/{process}/stat").read_text()
         name, rest = status[status.index("(") + 1 :].rsplit(") ", 1)
-        if name in LAUNCHER_PROGRAMS:
-            found.append(process)
+        yield process, name
         process = int(rest.split()[1])
-    return found
 
 
 def hydra_lets_live() -> bool | None:

@@ -106,6 +106,11 @@ def check_launcher(size: int, version: str) -> None:
     if place is not None and place.size > 1 and size == 1:
         # MPICH's text has many lines, Open MPI's ends in a NUL.
         library = " ".join(version.splitlines()[0].strip("\0").split())
+        if launch.has_lost_launcher():
+            raise LauncherError(
+                f"{place.launcher} started {place.size} ranks, but {library} sees 1, and no launcher is among the "
+                "ancestors of this process: it died while the ranks started. Start the program again"
+            )
         raise LauncherError(
             f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, but {library} sees "
             "1. Start the program with the mpirun of the MPI that mpi4py loads (`python -c 'from mpi4py import MPI; "

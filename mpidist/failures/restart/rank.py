@@ -141,9 +141,13 @@ class RestartedRank:
 
 
 def _is_of_others(error: BaseException | None) -> bool:
-    """Whether an error says that others were lost, or do not answer; MPI's own errors may."""
+    """Whether an error says that others were lost, or do not answer; MPI's own errors may.
+
+    A rank whose launcher dies before MPI has started is alone for Open MPI, which is an error of launchers.
+    """
     is_of_mpi = type(error).__module__.startswith("mpi4py")
-    return is_of_mpi or isinstance(error, (CollectiveTimeoutError, DeadRankError))
+    is_alone = isinstance(error, LauncherError) and launch.has_lost_launcher()
+    return is_of_mpi or is_alone or isinstance(error, (CollectiveTimeoutError, DeadRankError))
 
 
 def mapped_by(process: int | str) -> set[str]:
