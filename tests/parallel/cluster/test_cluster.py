@@ -8,7 +8,7 @@ import os
 import pytest
 
 import mpidist
-from mpidist import first_rank
+from mpidist import first_rank, launch
 from mpidist.cluster.detect import detect
 from mpidist.cluster.resolvers.mpi import MPIClusterResolver
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
@@ -42,6 +42,12 @@ def test_ranks_are_the_cluster(communicator: Communicator, monkeypatch: pytest.M
     placement = place(communicator, resolver)
     assert (placement.group, placement.replica_key) == (TRAINING_GROUP, communicator.rank)
     assert placement.as_launched
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_launcher_is_seen_or_what_it_has_started(communicator: Communicator) -> None:
+    assert not launch.has_lost_launcher()
+    assert communicator.size == launch.world_size()
 
 
 def set_slurm_step(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, **more: str) -> None:

@@ -183,14 +183,6 @@ def test_deaths_at_random_moments_leave_no_trace(tmp_path: Path, number: int) ->
     assert len(restarts) >= len(plan) - 1, f"{plan}\n{result.stderr}"
 
 
-def test_a_launcher_that_dies_before_mpi_has_started_is_restarted(tmp_path: Path) -> None:
-    """For Open MPI each rank is then alone, which is no error of the program."""
-    result = run("-n", 2, write(tmp_path, [(0, "start", "launcher", 0)]), tmp_path, STEPS, folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert json.loads((tmp_path / "result").read_text()) == undisturbed(2)
-    assert "restart 1 of at most 10: " in result.stderr, result.stderr
-
-
 def test_a_hang_that_the_watchdog_ends_is_restarted(tmp_path: Path) -> None:
     program = write(tmp_path, [(1, "step", "stop", 0)])
     result = run("-n", 2, program, tmp_path, STEPS, folder=tmp_path)

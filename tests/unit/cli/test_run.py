@@ -17,6 +17,8 @@ from mpidist.cli.run import command, sweep
 from mpidist.cli.run.hosts import Crew
 from mpidist.cli.run.rules import DIED, JobOutcome, RestartRules
 from mpidist.cluster.launch_line import Starter
+from mpidist.comm.group.mpi_library import check_launcher
+from mpidist.errors import LauncherError
 from mpidist.failures.restart import notes
 from mpidist.failures.restart.notes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, Word, read_word, write_word
 from mpidist.failures.restart.rank import RestartedRank
@@ -99,6 +101,25 @@ def test_a_rank_that_is_ended_after_a_death_has_not_finished(tmp_path: Path, has
     word = read_word(folder)
     assert (word is None) == has_died
     assert any("left" in line for line in notes.read_lines(folder / "rank-0")[0]) != has_died
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_launcher_that_dies_before_mpi_has_started_is_no_error_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """Each rank is then alone, for Open MPI, and says that the launcher does not fit."""
+    monkeypatch.setattr("mpidist.launch.has_lost_launcher", lambda: is_lost)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(LauncherError, match="it died while the ranks started" if is_lost else "do not match") as caught:
+        check_launcher(1, "Open MPI v5.0.11, package: Open MPI")
+    folder = tmp_path / "0"
+    notes.make_folder(folder)
+    rank = RestartedRank(folder, 0)
+    assert rank.sign()
+    rank.on_end(1, caught.value, str(caught.value), ends_job=True, hangs=False)
+    left = read_word(folder)
+    assert (left.kind if left else None) == (None if is_lost else FAILED)
 
 
 @pytest.mark.parametrize("at", [0, 8, 12, 64, 80])
