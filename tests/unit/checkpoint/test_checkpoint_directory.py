@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,15 @@ import pytest
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import lock as lock_module
 from mpidist.checkpoint.directory.lock import DirectoryLock
-from mpidist.checkpoint.directory.state import LOCK_FILE, CheckpointEntry, DirectoryState, read_state, retire
+from mpidist.checkpoint.directory.state import (
+    LOCK_FILE,
+    STATE_FILE,
+    CheckpointEntry,
+    DirectoryState,
+    read_state,
+    retire,
+    write_state,
+)
 from mpidist.checkpoint.file import hdf5
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.group.solo import SoloCommunicator
@@ -527,3 +536,11 @@ def test_arguments_of_wrong_kinds(
     step = variable(10)
     with pytest.raises(error, match=text):
         CheckpointManager(Checkpoint(s=step), tmp_path, 1, **{"step_counter": step, **arguments})
+
+
+def test_the_page_of_the_format_has_the_keys_of_the_state_file(tmp_path: Path) -> None:
+    state = DirectoryState((CheckpointEntry("a-1.h5", 1.0, is_for_good=True), CheckpointEntry("a-2.h5", 2.0, waited=3)))
+    write_state(str(tmp_path), state)
+    page = (ROOT / "docs" / "checkpoint-format.md").read_text()
+    rows = re.findall(r"^\| (`\w+_\w+`.*?) \|", page.partition("## The files beside it")[2], re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == [*json.loads((tmp_path / STATE_FILE).read_text())]
