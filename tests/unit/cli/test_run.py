@@ -16,6 +16,7 @@ from mpidist.cli.main import main
 from mpidist.cli.run import command, sweep
 from mpidist.cli.run.hosts import Crew
 from mpidist.cli.run.rules import DIED, JobOutcome, RestartRules
+from mpidist.cli.run.start import JobStart, Signals
 from mpidist.cluster.launch_line import Starter
 from mpidist.comm.group.mpi_library import check_launcher
 from mpidist.errors import LauncherError
@@ -268,3 +269,14 @@ def test_the_processes_of_a_start_are_ended_and_no_others(tmp_path: Path) -> Non
         assert reaper() == -9
         assert other.poll() is None
         other.kill()
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_program_that_never_comes_to_mpidist_is_told_so(is_here: bool, tmp_path: Path) -> None:
+    start = JobStart(["mpirun"], tmp_path / "0", Signals(), 0.1, lambda _: None, is_here=is_here)
+    outcome = start._judge(2)
+    start.ranks.close()
+    assert (outcome.kind, outcome.code) == (FAILED, 2)
+    assert outcome.text.startswith("mpirun ended with 2 before rank 0 had reached `import mpidist`")
+    # On one host every rank sees the folder.
+    assert ("MPIDIST_JOB_DIR" in outcome.text) is not is_here
