@@ -16,6 +16,9 @@ from mpidist.cli.trace.timeline import KINDS
 
 # Ranks that are listed one by one; of more, those for which the others wait the longest, and those that wait longest.
 MOST_RANKS = 16
+# A size has the bandwidth of one that is smaller by this factor at most. Those that the doctor measures are nearer to
+# each other; where its time is short, it leaves the large ones out.
+_NEAR = 12
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,11 @@ class Machine:
     sums: Mapping[int, float]
 
     def bandwidth(self, size: int) -> float | None:
-        """Local. That of the measured size that is nearest, by its logarithm; None for less than half the smallest."""
+        """Local. That of the measured size that is nearest, by its logarithm; None where none is near."""
         if not self.sums or size < min(self.sums) / 2:
             return None
-        return self.sums[min(self.sums, key=lambda one: abs(math.log(one / size)))]
+        nearest = min(self.sums, key=lambda one: abs(math.log(one / size)))
+        return None if size > _NEAR * nearest else self.sums[nearest]
 
 
 def read_machine(path: Path) -> Machine:

@@ -13,9 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mpidist import summary
+from mpidist.cli.doctor.times import SIZES
 from mpidist.cli.main import main
 from mpidist.cli.trace.efficiency import look_at
 from mpidist.cli.trace.growth import expect, largest_of
+from mpidist.cli.trace.report import Machine
 from mpidist.cli.trace.summaries import read_curves
 from mpidist.cli.trace.timeline import CHECKPOINT, COMMUNICATION, COMPUTE, READING, WAITING, read_timeline
 from tests.helpers.traces import COMPUTED, READ, SUMMED, line, write_trace
@@ -104,6 +106,14 @@ def test_the_report_and_the_page_of_1024_ranks(tmp_path: Path) -> None:
     assert [one["late"] for one in data["by_rank"]].index(3) == 700
     assert 700 in data["calls"]["rank"]
     assert len(page) < 4 << 20
+
+
+def test_a_size_that_is_far_from_all_measured_ones_is_not_compared() -> None:
+    whole = Machine({size: float(size) for size in SIZES})
+    assert None not in [whole.bandwidth(1 << shift) for shift in range(3, 30)]
+    assert whole.bandwidth(1 << 20) == 1 << 20
+    cut = Machine({8: 1.0, 1 << 16: 2.0})
+    assert [cut.bandwidth(size) for size in (1, 16, 1 << 17, 1 << 20)] == [None, 1.0, 2.0, None]
 
 
 def test_figures_for_programs(tmp_path: Path) -> None:
