@@ -26,7 +26,10 @@ class LauncherError(MpidistError, RuntimeError):
 
 
 class CollectiveTimeoutError(MpidistError, TimeoutError):
-    """Some ranks did not reach a collective call within `timeout_seconds`; the text names them and the call."""
+    """Some ranks did not reach a call within `timeout_seconds`, or a group a meeting within `MPIDIST_TIMEOUT`.
+
+    The text names them and the call.
+    """
 
 
 class UnavailableError(MpidistError, LookupError):

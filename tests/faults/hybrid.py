@@ -110,7 +110,7 @@ FAULTS = (
     Fault(
         "a group leaves with a child that was forked", "strategy/hybrid/strategy.py",
         "    if os.getpid() != process:\n", "    if not process:\n",
-        "system/strategy/test_hybrid_groups.py::test_a_group_that_is_stopped_delays_no_other",
+        "system/strategy/test_hybrid_groups.py::test_a_group_that_ends_first_keeps_no_other",
     ),
     Fault(
         "all groups see the same data", "strategy/hybrid/input.py",

@@ -83,6 +83,13 @@ def make_strategy(
     return strategy
 
 
+def limits_of(layout: str) -> dict[str, Any]:
+    """What a strategy is given besides its ranks, to have the layout."""
+    if layout == "chunks":
+        return {"communication_options": CommunicationOptions(bytes_per_pack=512)}
+    return {"shared": False} if layout == "private" else {}
+
+
 def open_node(
     communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM,
     circulant_from: int | None = None,

@@ -46,7 +46,7 @@ AROUND: dict[str, tuple[Callable[[], Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", turns(tuple(SETTINGS), 4))
+@pytest.mark.parametrize("name", turns(tuple(SETTINGS), 2))
 def test_families_have_the_bits_of_the_unsharded_run(communicator: Communicator, name: str) -> None:
     setting = SETTINGS[name]
     layout = ("pairs", "first", "last", "cyclic")[sorted(SETTINGS).index(name) % 4]
@@ -64,7 +64,7 @@ def in_turn(names: Sequence[str], layout: str, communicator: Communicator) -> st
 
 
 @pytest.mark.parametrize("reproducible", [False, True], ids=["", "reproducible"])
-@pytest.mark.parametrize("layout", turns(ALL_LAYOUTS, 2, always=("each",)))
+@pytest.mark.parametrize("layout", turns(ALL_LAYOUTS, 1, always=("each",)))
 def test_layouts_have_the_numbers_of_the_unsharded_run(
     communicator: Communicator, layout: str, reproducible: bool
 ) -> None:
@@ -126,7 +126,7 @@ def test_halves_are_rounded_once(communicator: Communicator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["family", "around"])
-@pytest.mark.parametrize("layout", turns(ALL_LAYOUTS, 2, always=("each",)))
+@pytest.mark.parametrize("layout", turns(ALL_LAYOUTS, 1, always=("each",)))
 def test_tables_have_the_numbers_of_the_unsharded_run(communicator: Communicator, layout: str, kind: str) -> None:
     around: dict[str, Callable[[], Any]] = {
         "clipped": lambda: Adam(0.01, global_clipnorm=2.0), "scaled": lambda: LossScaleOptimizer(Adam(0.01), 8.0),

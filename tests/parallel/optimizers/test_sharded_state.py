@@ -164,7 +164,7 @@ def test_checkpoints_of_every_setting_restore_under_every_other(
             assert sorted(one.shape for one in file["opt/inner/velocity"].values()) == sorted(SHAPES)
     train(strategy, optimizer, variables, 3, 5)
     later = everything(optimizer, variables)
-    for restorer in RESTORERS:
+    for restorer in turns(RESTORERS, 3):
         other = made(communicator, restorer)
         again, resumed = make_model(other), make()
         for variable in again:
@@ -187,7 +187,7 @@ def test_tables_are_saved_and_restored(communicator: Communicator, mpi_tmp_path:
     train(strategy, optimizer, variables, 0, 3)
     expected = everything(optimizer, variables)
     path = mpidist.Checkpoint(vs=variables, opt=optimizer).save(mpi_tmp_path / "c")
-    for restorer in RESTORERS:
+    for restorer in turns(RESTORERS, 2):
         again, resumed = make_model(made(communicator, restorer), table=True), Adam(0.01)
         resumed.build(again)
         mpidist.Checkpoint(vs=again, opt=resumed).restore(path).assert_consumed()

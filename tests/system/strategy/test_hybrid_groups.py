@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout_seconds(180)
 
 # Gradients do not depend on the parameters: what all groups come to does not depend on who is stopped when.
 PROGRAM = """
-import os, sys
+import atexit, os, sys
 from pathlib import Path
 import numpy as np
 import mpidist
@@ -29,13 +29,24 @@ from tests.helpers.waiting import until, until_exists
 folder, groups, count = Path(sys.argv[1]), eval(sys.argv[2]), int(sys.argv[3])
 world = open_communicator()
 rank = world.rank
+
+def sent():
+    return getattr(strategy.home.exchange, "sent_bytes", 0)
+
+def look(parent=os.getpid()):
+    # It was registered first, and comes last. A child that was forked tells nobody that its group leaves.
+    if os.getpid() != parent and sent() != before:
+        os._exit(3)
+
+atexit.register(look)
 strategy = mpidist.HybridStrategy(groups, every=4, outer=mpidist.optimizers.SGD(1.0))
 group, n = strategy.group_index, len(strategy.groups)
 # Another one that is closed changes nothing, and neither does the end of a child.
 mpidist.HybridStrategy(groups).close()
+before = sent()
 if os.fork() == 0:
     sys.exit(0)
-os.wait()
+assert os.wait()[1] == 0
 with strategy.scope():
     variable = mpidist.Variable(np.zeros(count))
     optimizer = mpidist.optimizers.SGD(0.5)
@@ -196,14 +207,17 @@ def leave(*_):
 if group == 1:
     train(1)
     signal.signal(signal.SIGALRM, leave)
-    # The other group does not come.
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    for call in (strategy.finish, strategy.finish, lambda: mpidist.Checkpoint(v=variable).save(folder / "ckpt"),
-                 lambda: train(1)):
+    calls = [strategy.finish, strategy.finish, lambda: mpidist.Checkpoint(v=variable).save(folder / "ckpt"),
+             lambda: train(1)]
+    for number, call in enumerate(calls):
+        # The other group does not come: the first call waits, and so would one that is not refused.
+        signal.setitimer(signal.ITIMER_REAL, 20 if number else 0.3)
         try:
             call()
         except Left:
             say("left")
+            if number:
+                break
         except InterruptedCallError as error:
             assert "finish was left in the middle by Left" in str(error), error
             say("refused")

@@ -12,7 +12,7 @@ from mpidist import HybridStrategy
 from mpidist.comm.group.communicator import Communicator
 from mpidist.strategy.hybrid import strategy as module
 from mpidist.strategy.hybrid.home import HybridArena
-from tests.parallel.layouts import lay_out
+from tests.parallel.layouts import lay_out, limits_of, refuse_shared
 
 Array = npt.NDArray[Any]
 
@@ -29,10 +29,13 @@ def make_hybrid(
 ) -> HybridStrategy:
     """Collective. A strategy of two groups over the nodes of a layout."""
     ranks = lay_out(communicator, layout)
-    if layout == "private":
-        arguments["shared"] = False
+    arguments = {**limits_of(layout), **arguments}
     with mock.patch.object(module, "open_communicator", return_value=ranks):
-        return HybridStrategy(halves_of(communicator) if groups is None else groups, **arguments)
+        strategy = HybridStrategy(halves_of(communicator) if groups is None else groups, **arguments)
+    if layout == "full":
+        home = home_of(strategy)
+        home.reserve = refuse_shared(home)  # type: ignore[method-assign]
+    return strategy
 
 
 def home_of(strategy: HybridStrategy) -> HybridArena:

@@ -43,7 +43,7 @@ def step(strategy: mpidist.HybridStrategy, optimizer: Any, variable: Any) -> Non
 def test_many_optimizers_that_are_dropped_leave_nothing(communicator: Communicator) -> None:
     with make_hybrid(communicator, every=1, outer=SGD(1.0, 0.5)) as strategy:
         kept = make_and_train(strategy)
-        count = amount(100, 1000)
+        count = amount(40, 1000)
         for number in range(count):
             make_and_train(strategy)
             if number == count // 4:

@@ -11,11 +11,11 @@ import mpidist
 from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import SGD, Adam
 from tests.helpers.amounts import turns
+from tests.parallel.layouts import LAYOUTS
 from tests.parallel.strategy.hybrid.making import Array, Outer, home_of, make_hybrid
 
 pytestmark = pytest.mark.mpi
 
-LAYOUTS = ("node", "private", "pairs", "each", "first")
 SIZE = 7
 
 

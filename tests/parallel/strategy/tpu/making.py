@@ -9,7 +9,8 @@ from mpidist import TPUStrategy
 from mpidist.cluster.devices.topology import DeviceAssignment, topology_of
 from mpidist.comm.group.communicator import Communicator
 from mpidist.strategy.tpu import strategy as module
-from tests.parallel.layouts import lay_out
+from mpidist.variables.logical_arena import LogicalArena
+from tests.parallel.layouts import lay_out, limits_of, refuse_shared
 
 
 def devices_of(communicator: Communicator) -> int:
@@ -24,10 +25,15 @@ def make_tpu(
     ranks = lay_out(communicator, layout)
     count = devices_of(communicator) if devices is None else devices
     assignment = DeviceAssignment.build(topology_of(ranks), [1, 1, 1, count], num_replicas=ranks.size // count)
-    if layout == "private":
-        arguments["shared"] = False
+    arguments = {**limits_of(layout), **arguments}
     with mock.patch.object(module, "open_communicator", return_value=ranks):
-        return TPUStrategy(None, assignment, **arguments)
+        strategy = TPUStrategy(None, assignment, **arguments)
+    if layout == "full":
+        home = strategy.home
+        assert isinstance(home, LogicalArena)
+        for arena in {id(one): one for one in (home, home._open_tiles())}.values():
+            arena.reserve = refuse_shared(arena)  # type: ignore[method-assign]
+    return strategy
 
 
 def place(strategy: TPUStrategy) -> tuple[int, int]:

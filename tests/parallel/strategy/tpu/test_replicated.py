@@ -16,11 +16,12 @@ from mpidist.experimental import CommunicationOptions
 from mpidist.optimizers import LAMB, LARS, SGD, Adam, LossScaleOptimizer
 from mpidist.variables.logical_arena import LogicalArena
 from tests.helpers.amounts import turns
+from tests.parallel.layouts import LAYOUTS
 from tests.parallel.strategy.tpu.making import devices_of, make_tpu, place
 
 pytestmark = pytest.mark.mpi
 
-SOME_LAYOUTS = turns(("node", "private", "pairs", "each", "first", "last"), 1, always=("node", "each"))
+SOME_LAYOUTS = turns(LAYOUTS, 1, always=("node", "each"))
 
 
 def same(communicator: Communicator, array: AnyArray) -> AnyArray:
@@ -59,17 +60,19 @@ def train(strategy: mpidist.TPUStrategy, optimizer: Any, *, steps: int, devices_
     return np.concatenate([v.numpy().reshape(-1).astype(np.float32) for v in (dense, rows, half)] + state)
 
 
+CASES: dict[str, tuple[Callable[[], Any], dict[str, bool]]] = {
+    "plain": (lambda: SGD(0.1), {"rows": True, "summed": False}),
+    "clipped": (lambda: Adam(0.01, global_clipnorm=1.0), {"rows": True, "summed": False}),
+    "accumulated": (lambda: Adam(0.01, gradient_accumulation_steps=2, use_ema=True), {"rows": False, "summed": False}),
+    "layers": (lambda: LAMB(0.01), {"rows": False, "summed": False}),
+    "summed": (lambda: Adam(0.01, master_copy=True), {"rows": True, "summed": True}),
+}
+
+
 @pytest.mark.parametrize("layout", SOME_LAYOUTS)
 def test_one_bit_of_difference_between_devices_does_not_count(communicator: Communicator, layout: str) -> None:
-    cases: list[tuple[Any, dict[str, bool]]] = [
-        (lambda: SGD(0.1), {"rows": True, "summed": False}),
-        (lambda: Adam(0.01, global_clipnorm=1.0), {"rows": True, "summed": False}),
-        (lambda: Adam(0.01, gradient_accumulation_steps=2, use_ema=True), {"rows": False, "summed": False}),
-        (lambda: LAMB(0.01), {"rows": False, "summed": False}),
-        (lambda: Adam(0.01, master_copy=True), {"rows": True, "summed": True}),
-    ]
     with make_tpu(communicator, layout) as strategy:
-        for make, options in cases:
+        for make, options in map(CASES.__getitem__, turns(tuple(CASES), 2, always=("plain",))):
             results = []
             for differ in (True, False):
                 with strategy.scope():
@@ -123,11 +126,11 @@ def test_clipping_and_layer_norms_are_over_all_tiles(communicator: Communicator,
     makes: list[Callable[[], Any]] = [
         lambda: SGD(1.0, global_clipnorm=1.0), lambda: SGD(1.0, clipnorm=2.0), lambda: LAMB(0.5), lambda: LARS(0.5)
     ]
-    for make in makes:
-        results = []
-        for devices in {1, devices_of(communicator)}:
-            with make_tpu(communicator, layout, devices=devices) as strategy:
-                n = strategy.num_replicas_in_sync
+    results: list[list[AnyArray]] = [[] for _ in makes]
+    for devices in {1, devices_of(communicator)}:
+        with make_tpu(communicator, layout, devices=devices) as strategy:
+            n = strategy.num_replicas_in_sync
+            for make, found in zip(makes, results, strict=True):
                 with strategy.scope():
                     kernel = mpidist.Variable(whole / 24 + 1, partition_dimensions=[1, devices])
                     bias = mpidist.Variable(np.ones(4))
@@ -137,10 +140,10 @@ def test_clipping_and_layer_norms_are_over_all_tiles(communicator: Communicator,
                     o.apply_gradients([(k.tiling.take(whole) / n, k), (np.ones(4) / n, b)])
 
                 strategy.run(step)
-                got = np.concatenate([kernel.numpy().reshape(-1), bias.numpy()])
-                results.append(same(communicator, got))
-        for one in results:
-            np.testing.assert_allclose(one, results[0], rtol=1e-14, atol=1e-14)
+                found.append(same(communicator, np.concatenate([kernel.numpy().reshape(-1), bias.numpy()])))
+    for found in results:
+        for one in found:
+            np.testing.assert_allclose(one, found[0], rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("layout", ["node", "private", "each"])

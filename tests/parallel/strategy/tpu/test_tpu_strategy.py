@@ -16,11 +16,11 @@ from mpidist.errors import MismatchError
 from mpidist.experimental import CommunicationOptions
 from mpidist.strategy.tpu.context import LogicalReplicaContext
 from mpidist.tpu.experimental import DeviceAssignment, initialize_tpu_system
+from tests.helpers.amounts import turns
+from tests.parallel.layouts import LAYOUTS
 from tests.parallel.strategy.tpu.making import devices_of, make_tpu, place
 
 pytestmark = pytest.mark.mpi
-
-LAYOUTS = ("node", "private", "pairs", "each", "first")
 
 
 def everywhere(communicator: Communicator, error: BaseException) -> str:
@@ -36,7 +36,7 @@ def context() -> LogicalReplicaContext:
     return made
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", turns(LAYOUTS, 1, always=("node", "private", "each", "first")))
 def test_replicas_are_combined_by_their_device_0(communicator: Communicator, layout: str) -> None:
     with make_tpu(communicator, layout) as strategy:
         replica, device = place(strategy)
