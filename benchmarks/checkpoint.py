@@ -4,9 +4,9 @@
 
 Saves are written to the disk (fsync) and restores come from the cache of the system, into memory that was touched
 before; the slowest rank counts. The cases take turns. Of a save in the background the wait is measured, beside one copy
-in memory. `--variables 10000` measures as many of 32 bytes, and what creating them takes. DCP is PyTorch's distributed
-checkpoint, and Orbax that of JAX, of arrays that are divided over the ranks; where they are installed, and followed by
-an fsync of their files.
+in memory. `--variables 10000` measures as many of 32 bytes, and what creating them takes; `--elements 2147483659` one
+variable of so many int8 numbers. DCP is PyTorch's distributed checkpoint, and Orbax that of JAX, of arrays that are
+divided over the ranks; where they are installed, and followed by an fsync of their files.
 """
 
 from __future__ import annotations
@@ -232,6 +232,27 @@ def many(folder: str, count: int, rounds: int) -> dict[str, float]:
     return result
 
 
+def single(folder: str, elements: int, rounds: int) -> dict[str, Any]:
+    """Seconds to save and to restore one variable of `elements` int8 numbers."""
+    value = np.resize(np.arange(101, dtype=np.int8), elements)
+    with mpidist.MultiWorkerMirroredStrategy().scope():
+        variable = mpidist.Variable(value)
+    del value
+    checkpoint, path, raw = mpidist.Checkpoint(variable=variable), os.path.join(folder, "single"), Raw(folder, elements)
+    result: dict[str, Any] = {"elements": elements}
+    for act, calls in {
+        "save": {"raw": raw.save, "mpidist": lambda: checkpoint.write(path)},
+        "restore": {"raw": raw.restore, "mpidist": lambda: checkpoint.read(path)},
+    }.items():
+        times = measure.interleaved(calls, rounds)
+        result[act] = {name: one["min"] / 1e3 for name, one in times.items()}
+        share = result[act]["raw"] / result[act]["mpidist"]
+        say(f"{elements} elements, {act}: {result[act]['mpidist']:.2f} s ({share:.2f} of raw)")
+    if int(variable.value()[-1]) != (elements - 1) % 101:
+        raise RuntimeError("the last element was not restored")
+    return result
+
+
 def plot(path: str, result: dict[str, Any]) -> None:
     """Bars: seconds of each way; above, what part of the speed of raw calls that is."""
     pyplot = importlib.import_module("matplotlib.pyplot")
@@ -252,23 +273,26 @@ def plot(path: str, result: dict[str, Any]) -> None:
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--megabytes", default=300, show_default=True, help="Size of the checkpoint; 0 leaves it out.")
 @click.option("--variables", default=0, show_default=True, help="Number of variables of 32 bytes; 0 leaves them out.")
+@click.option("--elements", default=0, show_default=True, help="Elements of one variable of bytes; 0 leaves it out.")
 @click.option("--rounds", default=5, show_default=True, help="Repetitions of each case.")
 @click.option("--folder", help="A directory on the disk that is measured.  [default: that of temporary files]")
 @click.option("--plot", "plot_path", help="Write a bar chart.")
 @click.option("--json", "json_path", help="Write the figures.")
 def main(
-    megabytes: int, variables: int, rounds: int, folder: str | None, plot_path: str | None, json_path: str | None
+    megabytes: int, variables: int, elements: int, rounds: int, folder: str | None, plot_path: str | None,
+    json_path: str | None,
 ) -> None:
     place = WORLD.bcast(tempfile.mkdtemp(dir=folder) if WORLD.rank == 0 else None)
     try:
         # First, without the threads and the objects of other libraries.
         small = many(place, variables, rounds) if variables else None
+        one = single(place, elements, rounds) if elements else None
         figures = {"large": compare(place, megabytes, rounds) if megabytes else None}
     finally:
         WORLD.Barrier()
         if WORLD.rank == 0:
             shutil.rmtree(place)
-    measure.record(json_path, {**figures, "many": small})
+    measure.record(json_path, {**figures, "many": small, "single": one})
     if plot_path and figures["large"] and WORLD.rank == 0:
         plot(plot_path, figures["large"])
 
