@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,15 +163,18 @@ def test_calls_of_the_main_thread_wait_for_started_programs(strategy: Strategy) 
     """XLA runs them later, on other threads; a rank that is ahead would meet another call."""
     rank, size = place(strategy)
 
-    @jax.jit
-    def step(x: Any) -> Any:
-        heavy = jnp.ones((400, 400)) * x[0]
+    @partial(jax.jit, static_argnums=1)
+    def step(x: Any, work: int) -> Any:
+        heavy = jnp.ones((work, work)) * x[0]
         return mpidist.jax.all_reduce("SUM", x + (heavy @ heavy)[0, 0] * 0)
 
     for i in range(5):
-        made = step(jnp.full(3, float(rank)))
+        # The first rank computes long before its call, and the others are in theirs before they go on.
+        made = step(jnp.full(3, float(rank)), 1200 if rank == 0 else 1)
+        if rank:
+            jax.block_until_ready(made)
         assert int(mpidist.jax.all_reduce("SUM", i)) == i * size
-        other = step(jnp.full(3, 1.0))
+        other = step(jnp.full(3, 1.0), 400)
         assert strategy.reduce("SUM", np.float32(i), axis=None) == i * size
         np.testing.assert_array_equal(made, [sum(range(size))] * 3)
         np.testing.assert_array_equal(other, [size] * 3)

@@ -101,6 +101,11 @@ def test_places_have_numbers_and_lines() -> None:
     assert first.endswith(" in note")
 
 
+def test_the_interface_of_the_installed_jaxlib_is_known() -> None:
+    """Where it is not, calls take twice as long and more, in silence."""
+    assert xla.reason_for_callbacks() is None
+
+
 def test_an_error_arrives_with_its_traceback() -> None:
     def fail(*_: Any) -> None:
         raise KeyError("no such thing")
