@@ -192,7 +192,9 @@ def started(name: str, ranks: int, megabytes: float, folder: Path) -> Iterator[N
         "torchrun": lambda: [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
                              "--max-restarts=100", "--monitor-interval=0.1", *words],
     }
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+    # PyTorch 2.13 keeps its store over a restart, with the addresses of the dead in it: gloo is refused, or waits.
+    store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if name == "torchrun" else {}
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **store, **os.environ}
     with (folder / "output").open("w") as output:
         if name == "mpi4py":
             looping = os.fork()
