@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HIDDEN, EXAMPLES = 2048, 2048, 32
 # Hybrid groups exchange every so many steps: some exchanges are measured.
 EVERY = 16
-STEPS = 3 * EVERY
+WINDOWS = 3
 JOB_SECONDS = 200
 # The phases at which a program waits until it has been looked at.
 BEGIN, FIRST, END = "begin", "first", "end"
@@ -115,11 +115,12 @@ def make_model(devices: int = 1) -> tuple[list[Any], Callable[[Any], list[Any]]]
     return kernels, gradients
 
 
-def train(kind: str, wait: Callable[[str], None]) -> list[float]:
+def train(kind: str, steps: int, wait: Callable[[str], None]) -> list[float]:
     """Collective. The seconds of each step under a strategy whose ranks all make each step.
 
     Args:
         kind: See `open_strategy`.
+        steps: Their number.
         wait: Waits until this program has been looked at, in a phase.
     """
     np, mpidist = importlib.import_module("numpy"), importlib.import_module("mpidist")
@@ -136,7 +137,7 @@ def train(kind: str, wait: Callable[[str], None]) -> list[float]:
     strategy.run(step)
     wait(FIRST)
     times = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         begin = time.perf_counter()
         strategy.run(step)
         times.append(time.perf_counter() - begin)
@@ -146,7 +147,7 @@ def train(kind: str, wait: Callable[[str], None]) -> list[float]:
     return times
 
 
-def train_on_servers(wait: Callable[[str], None]) -> list[float]:
+def train_on_servers(steps: int, wait: Callable[[str], None]) -> list[float]:
     """The seconds of each step of a worker under a coordinator; see `train`."""
     np, mpidist = importlib.import_module("numpy"), importlib.import_module("mpidist")
     resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
@@ -174,12 +175,12 @@ def train_on_servers(wait: Callable[[str], None]) -> list[float]:
     train_for(1)
     wait(FIRST)
     # A worker's step: so many are made side by side.
-    times = [train_for(STEPS)]
+    times = [train_for(steps)]
     wait(END)
     return times
 
 
-def work(kind: str, folder: Path) -> None:
+def work(kind: str, steps: int, folder: Path) -> None:
     """Train as a rank. The first rank says when it has come to a phase, and writes the milliseconds of a step."""
     measure = importlib.import_module("measure")
 
@@ -195,7 +196,7 @@ def work(kind: str, folder: Path) -> None:
         if kind != "servers":
             measure.WORLD.Barrier()
 
-    times = train_on_servers(wait) if kind == "servers" else train(kind, wait)
+    times = train_on_servers(steps, wait) if kind == "servers" else train(kind, steps, wait)
     if measure.WORLD.rank == 0:
         figures = {"ms": statistics.median(times) * 1e3, "machine": measure.machine()}
         (folder / "figures.json").write_text(json.dumps(figures))
@@ -235,7 +236,7 @@ def look(hosts: Any, names: Sequence[str], folder: Path) -> Seen:
     return Seen(memory, sent)
 
 
-def run_job(row: Row) -> dict[str, Any]:
+def run_job(row: Row, windows: int) -> dict[str, Any]:
     """The figures of a strategy in a layout."""
     sys.path.insert(0, str(ROOT))
     virtual_hosts = importlib.import_module("tests.hosts.virtual_hosts")
@@ -251,7 +252,7 @@ def run_job(row: Row) -> dict[str, Any]:
                 seen[phase] = look(hosts, hosts.names, Path(folder))
                 (Path(folder) / f"{phase}.seen").touch()
 
-        words = ["--rank-writes", folder, "--only", row.kind]
+        words = ["--rank-writes", folder, "--only", row.kind, "--windows", windows]
         result = hosts.run(row.layout, Path(__file__), *words, timeout_seconds=JOB_SECONDS, meanwhile=watch)
         record = Path(folder) / "figures.json"
         if not record.exists() or END not in seen:
@@ -259,7 +260,7 @@ def run_job(row: Row) -> dict[str, Any]:
         figures: dict[str, Any] = json.loads(record.read_text())
     begin, first, end = (seen[phase] for phase in (BEGIN, FIRST, END))
     figures["memory"] = max(end.memory[host] - begin.memory[host] for host in end.memory)
-    figures["sent"] = max(end.sent[name] - first.sent[name] for name in end.sent) / STEPS
+    figures["sent"] = max(end.sent[name] - first.sent[name] for name in end.sent) / (windows * EVERY)
     return figures
 
 
@@ -287,20 +288,22 @@ def plot(path: str, results: Sequence[dict[str, Any]]) -> None:
 @click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--only", "kinds", default=tuple(NAMES), type=click.Choice(list(NAMES)), multiple=True)
 @click.option("--layout", "layout", help="Only rows of this layout: the ranks of each host, as 2+2.")
+@click.option("--windows", default=WINDOWS, show_default=True, type=click.IntRange(1), help=f"Of {EVERY} steps.")
 @click.option("--plot", "plot_path", help="Write bar charts.")
 @click.option("--json", "json_path", help="Write the figures.")
 @click.option("--rank-writes", hidden=True)
 def main(
-    kinds: Sequence[str], layout: str | None, plot_path: str | None, json_path: str | None, rank_writes: str | None
+    kinds: Sequence[str], layout: str | None, windows: int, plot_path: str | None, json_path: str | None,
+    rank_writes: str | None,
 ) -> None:
     if rank_writes:
-        work(kinds[0], Path(rank_writes))
+        work(kinds[0], windows * EVERY, Path(rank_writes))
         return
     results: list[dict[str, Any]] = []
     machine: dict[str, Any] = {}
     for row in ROWS:
         if row.kind in kinds and layout in (None, layout_text(row.layout)):
-            found = run_job(row)
+            found = run_job(row, windows)
             machine = {key: value for key, value in found.pop("machine").items() if key != "ranks"}
             results.append({"strategy": NAMES[row.kind], "layout": layout_text(row.layout), **found})
             click.echo(

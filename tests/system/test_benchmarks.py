@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.helpers.amounts import amount
 from tests.helpers.launching import run_program
 from tests.helpers.measured import run_measured
 from tests.hosts.virtual_hosts import why_unavailable
@@ -327,7 +328,7 @@ def test_strategies_show_what_a_node_holds_and_sends(tmp_path: Path) -> None:
     kinds = ("multi-worker", "sharded", "hybrid")
     result = run_program(
         1, FOLDER / "strategies.py", *(word for kind in kinds for word in ("--only", kind)), "--layout", "1+1",
-        "--json", figures, timeout_seconds=100,
+        "--windows", amount(1, 3), "--json", figures, timeout_seconds=100,
     )
     assert result.returncode == 0, result.stderr + result.stdout
     everywhere, sharded, hybrid = json.loads(figures.read_text())["rows"]
