@@ -286,4 +286,9 @@ FAULTS = (
         '"value of variable number", self.number, None', '"value of variable number", 0, None',
         f"{SHARDED_STATE}::test_ranks_that_read_other_slots_are_told", 2,
     ),
+    Fault(
+        "under check, gradients of all logical devices are compared", "variables/step/logical_plan.py",
+        "        self._compared_over = home.replicas.communicator\n", "",
+        "parallel/strategy/tpu/test_replicated.py::test_copies_that_have_drifted_apart_are_found_under_check", 2,
+    ),
 )

@@ -90,7 +90,7 @@ class ArenaPlan:
         self._counts_missing = options.missing_gradients == "zero"
         self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
         self._checks = arena.options.check
-        self._communicator = arena.communicator
+        self._communicator = self._compared_over = arena.communicator
         # Where no rank has all state, all ranks must learn of an overflow that one has noted.
         self._heard_by = arena.communicator if plan.is_sharded or given_arena is not None else None
         self._order, self._owner = arena.communicator.order, arena.strategy_number
@@ -117,7 +117,7 @@ class ArenaPlan:
         if self._accumulator is None:
             raise RuntimeError("gradients are accumulated only under `gradient_accumulation_steps`")
         if self._checks and is_summed:
-            require_same_gradients(self._communicator, gradients, self.variables)
+            require_same_gradients(self._compared_over, gradients, self.variables)
         self._accumulator.add(gradients, factor, is_summed=is_summed)
 
     def apply(
@@ -174,7 +174,7 @@ class ArenaPlan:
         require_rate(self._kernel, settings.step, settings.learning_rate)
         count, factor, is_summed = after or self._accumulated, settings.factor, settings.is_summed
         if self._checks and is_summed:
-            require_same_gradients(self._communicator, gradients, self.variables)
+            require_same_gradients(self._compared_over, gradients, self.variables)
         views, calls = self._plan.gradients, accumulator.calls
         if after is None:
             calls = accumulator.with_call(factor, is_summed=is_summed)
@@ -237,7 +237,7 @@ class ArenaPlan:
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
         """Collective under `check`. Put gradients into the plan; returns the numbers of their variables, increasing."""
         if self._checks:
-            require_same_gradients(self._communicator, gradients if is_summed else None, self.variables)
+            require_same_gradients(self._compared_over, gradients if is_summed else None, self.variables)
         plan = self._plan
         for number, gradient in self._apart(gradients).items():
             if number in plan.tables:

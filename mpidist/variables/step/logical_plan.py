@@ -38,7 +38,8 @@ class LogicalPlan(ArenaPlan):
         home: ArenaMemory,
     ) -> None:
         super().__init__(variables, kernel, options, home)
-        self._home = home
+        # Over the replicas: gradients may differ between logical devices, and those of tiles do.
+        self._compared_over = home.replicas.communicator
 
     @override
     def apply(
@@ -53,9 +54,7 @@ class LogicalPlan(ArenaPlan):
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
         """Local, and Collective under `check`. See `ArenaPlan`; for replicated variables device 0's gradient counts."""
         if self._checks:
-            # Gradients are compared over the replicas: they may differ between logical devices, and those of tiles do.
-            column = self._home.replicas.communicator
-            require_same_gradients(column, gradients if is_summed else None, self.variables)
+            require_same_gradients(self._compared_over, gradients if is_summed else None, self.variables)
         plan = self._plan
         for number, gradient in self._apart(gradients).items():
             variable, counts = plan.variables[number], plan.counts(number, is_summed=is_summed)

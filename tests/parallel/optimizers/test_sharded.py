@@ -240,3 +240,20 @@ def test_all_ranks_hear_of_an_overflow_on_one_node(communicator: Communicator, l
     rows = mpidist.IndexedSlices(np.full((1, 3), 1e30, "f"), np.array([49]))
     with pytest.raises(OverflowError, match="3 elements of the optimizer's state 'accumulator'"):
         strategy.run(lambda: second.apply_gradients([(rows, table)]))
+
+
+@pytest.mark.parametrize("shape", turns(((), (1,), (1, 1)), 1))
+def test_a_model_of_one_element_is_on_one_of_several_nodes(communicator: Communicator, shape: tuple[int, ...]) -> None:
+    found = []
+    for shard_optimizer in (False, True):
+        strategy = make_strategy(communicator, "uneven", shard_optimizer=shard_optimizer)
+        with strategy.scope():
+            variable = mpidist.Variable(np.zeros(shape))
+            table = mpidist.Variable(np.zeros((1, 3)), sparse_gradient=True)
+        optimizer = Adam(0.1, global_clipnorm=1.0)
+        rows = mpidist.IndexedSlices(np.ones((1, 3)), np.array([0]), (1, 3))
+        for step in range(2):
+            pairs = [(np.full(shape, 1.0 + step + communicator.rank), variable), (rows, table)]
+            strategy.run(optimizer.apply_gradients, args=(pairs,))
+        found.append(everything(optimizer, [variable, table]))
+    require_alike(*found, exact=False, tolerance=1e-12)

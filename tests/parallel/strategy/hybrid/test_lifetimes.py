@@ -95,6 +95,24 @@ def test_an_optimizer_that_was_never_called_is_dropped(communicator: Communicato
         assert [len(part.members) for part in home_of(strategy).parts.begun] == [1]
 
 
+def test_what_is_under_way_ends_with_its_strategy(communicator: Communicator) -> None:
+    for number in range(2):
+        with make_hybrid(communicator, every=1, outer=SGD(1.0)) as strategy:
+            variable, optimizer = make_and_train(strategy)
+            strategy.finish()
+            np.testing.assert_allclose(variable.numpy(), -1)
+            if strategy.group_index == number:
+                # The other group takes none of it.
+                for _ in range(3):
+                    strategy.run(step, (strategy, optimizer, variable))
+            last = variable.numpy()
+        np.testing.assert_array_equal(variable.numpy(), last)
+        with pytest.raises(RuntimeError, match="closed"):
+            strategy.finish()
+        with pytest.raises(RuntimeError, match="closed"):
+            strategy.run(step, (strategy, optimizer, variable))
+
+
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_the_second_optimizer_of_a_variable_is_exchanged_like_the_first(
     communicator: Communicator, is_dropped: bool

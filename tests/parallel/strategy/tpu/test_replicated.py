@@ -232,6 +232,11 @@ def test_copies_that_have_drifted_apart_are_found_under_check(communicator: Comm
         strategy.run(lambda: optimizer.apply_gradients(given))
         for skipped in (False, True):
             strategy.run(lambda s=skipped: optimizer.apply_gradients(given, skip_gradients_aggregation=s))
+        # What logical devices give may differ, and that of tiles does.
+        factor = 1 + strategy.logical_devices.device
+        later, apart = SGD(0.1, gradient_accumulation_steps=2), [(one * factor, held) for one, held in given]
+        for skipped in (False, False, True, True):
+            strategy.run(lambda s=skipped: later.apply_gradients(apart, skip_gradients_aggregation=s))
         if communicator.size > 1:
             with pytest.raises(MismatchError, match="the value written to variable 'w'"):
                 tile.assign(np.full((2, devices), communicator.rank))
