@@ -44,9 +44,9 @@ def train(ranks: int, *options: object) -> str:
     return run(ranks, EXAMPLE, *options)
 
 
-def run(ranks: int, program: Path, *options: object, **environment: str) -> str:
+def run(ranks: int, program: Path, *options: object) -> str:
     """The output of a program, which must end well."""
-    result = run_program(ranks, program, *options, timeout_seconds=100, **environment)
+    result = run_program(ranks, program, *options, timeout_seconds=100)
     assert result.returncode == 0, result.stderr + result.stdout
     return result.stdout + result.stderr
 
@@ -85,9 +85,10 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
     np.testing.assert_allclose(together, alone, rtol=2e-5)
 
 
-# Where memory is private, each rank has a part of the state. The state of how many variables that was is printed.
+# Memory is private, so that each rank has a part of the state. The state of how many variables that was is printed.
 SHARDED = """
 import atexit, os, runpy, sys
+os.environ["MPIDIST_COLLECTIVE"] = "MPI"
 from mpidist.variables.kinds.sharded_state import ShardedState
 
 made, make = [], ShardedState.__init__
@@ -113,7 +114,7 @@ def test_losses_do_not_depend_on_the_strategy(
     if strategy == "sharded":
         program.insert(0, tmp_path / "program.py")
         program[0].write_text(SHARDED)
-    output = run(2, *program, *options, **({"MPIDIST_COLLECTIVE": "MPI"} if strategy == "sharded" else {}))
+    output = run(2, *program, *options)
     # The momentum of three kernels and three biases, on both ranks.
     assert output.count("6 in shards") == (2 if strategy == "sharded" else 0), output
     np.testing.assert_allclose(np.loadtxt(tmp_path / "losses"), np.loadtxt(losses_alone), rtol=2e-5)
