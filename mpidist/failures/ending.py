@@ -38,7 +38,7 @@ from mpidist.failures.exit_code import (
     was_left,
 )
 from mpidist.failures.exit_code import code as code_of_program
-from mpidist.failures.farewell import FAREWELLS, LAST, await_survivors, leave_together
+from mpidist.failures.farewell import BEFORE_ABORT, FAREWELLS, LAST, await_survivors, leave_together
 from mpidist.failures.farewell import MpiFunctions as MpiFunctions
 from mpidist.failures.interrupts import INTERRUPTS
 from mpidist.failures.launcher_socket import LauncherSocket
@@ -304,6 +304,8 @@ class _Ending:
         if text:
             say(text)
             time.sleep(FORWARD_SECONDS)
+        for function in BEFORE_ABORT if error is not None else ():
+            function()
         if not self.is_finalized():
             self.abort(code)
 

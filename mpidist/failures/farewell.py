@@ -36,6 +36,8 @@ _numbers = itertools.count()
 
 # Functions that all ranks call when they have ended together, before MPI is finalized.
 LAST: list[Callable[[], None]] = []
+# Called on a rank whose error is about to end the job; none takes longer than a minute.
+BEFORE_ABORT: list[Callable[[], None]] = []
 
 
 class Farewell:

@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         "an error in the background is raised on one rank", "checkpoint/saves.py",
-        "saved_at = finish_together(group, save)", "saved_at = save.finish()",
+        "save.finish() if group.is_closed else finish_together(group, save)", "save.finish()",
         BACKGROUND + "an_error_of_one_rank_is_raised_on_all_by_the_next_call", 2,
     ),
     Fault(
@@ -142,6 +142,11 @@ FAULTS = (
     Fault(
         "a save in the background is lost at the end of the program", "checkpoint/background/save.py",
         "        atexit.register(_finish_all)\n", "", BEHIND + "the_end_of_the_program_completes_it",
+    ),
+    Fault(
+        "an error of a rank ends the job before a save in the background is complete", "checkpoint/background/save.py",
+        "            BEFORE_ABORT.append(_finish_soon)\n", "            pass\n",
+        "system/checkpoint/test_background_end.py::test_a_rank_that_ends_the_job_waits_for_the_checkpoint",
     ),
     Fault(
         "an interrupt of the wait drops a save in the background", "checkpoint/saves.py",

@@ -15,16 +15,21 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpidist.checkpoint.background.marks import Mark, leave_mark, remove_marks, wait_for_marks
+from mpidist.checkpoint.background.marks import Mark, leave_mark, mark_of, remove_marks, wait_for_marks
 from mpidist.checkpoint.directory.state import DirectoryWork
 from mpidist.checkpoint.file.hdf5 import Blank
 from mpidist.checkpoint.transfer import Checksums, publish
 from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError
 from mpidist.failures.deaths import WATCH
+from mpidist.failures.farewell import BEFORE_ABORT
 from mpidist.failures.restart.notes import note
 
 logger = logging.getLogger("mpidist")
+
+# The longest wait for the first rank where the job ends, and the pause between two looks.
+_NAME_SECONDS = 60.0
+_LOOK_SECONDS = 0.02
 
 
 class MainThread(NamedTuple):
@@ -82,6 +87,9 @@ class BackgroundSave:
     def start(self) -> None:
         """Local. Begin to write."""
         UNSEEN.append(self)
+        _NAMELESS.append(self)
+        if _finish_soon not in BEFORE_ABORT:
+            BEFORE_ABORT.append(_finish_soon)
         # Last, so that it runs first of all at the end: locks are released after it.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
@@ -148,8 +156,25 @@ class BackgroundSave:
             raise self._error
         return self._saved_at
 
+    def await_name(self) -> None:
+        """Local. Wait until the first rank has completed the file, or could not; for a minute at most."""
+        end = time.monotonic() + _NAME_SECONDS
+        if self._thread.ident is not None and self.is_own:
+            self._thread.join(_NAME_SECONDS)
+        # The first rank deletes the marks at last.
+        mark = mark_of(self._blank.path, self._rank)
+        while self._error is None and os.path.exists(mark) and time.monotonic() < end:
+            if WATCH.lost(self._processes):
+                return
+            time.sleep(_LOOK_SECONDS)
+
     def forget(self) -> None:
-        """Local. Do not report this save at the end of the program."""
+        """Local. Do not report this save at the end of the program, and do not wait for it there."""
+        self._note_written()
+        with contextlib.suppress(ValueError):
+            _NAMELESS.remove(self)
+
+    def _note_written(self) -> None:
         with contextlib.suppress(ValueError):
             UNSEEN.remove(self)
 
@@ -177,7 +202,7 @@ class BackgroundSave:
             if self._rank == 0:
                 self.clear()
         else:
-            self.forget()
+            self._note_written()
         finally:
             if self._work.end is not None and self._rank == 0:
                 self._work.end()
@@ -219,6 +244,8 @@ class BackgroundSave:
 
 # The saves of this process that are under way, or whose error no call has raised yet.
 UNSEEN: list[BackgroundSave] = []
+# Those of which this rank does not know yet that the file has its name.
+_NAMELESS: list[BackgroundSave] = []
 
 
 def wait_for_saves(directory: str) -> None:
@@ -235,12 +262,23 @@ def wait_for_saves(directory: str) -> None:
 
 def _finish_all() -> None:
     """Complete the running saves at the end of the program; errors are logged, since no call can raise them."""
+    nameless = list(_NAMELESS)
     for save in list(UNSEEN):
         try:
             save.finish()
         except Exception as error:
             logger.error("checkpoint %r was not saved: %s", save.path, error)
+    for save in nameless:
+        # An exit code ends the job.
+        save.await_name()
+
+
+def _finish_soon() -> None:
+    """Wait for the running saves before an error of this rank ends the job: threads of all ranks still write."""
+    for save in list(_NAMELESS):
+        save.await_name()
 
 
 # A child has no thread of its parent.
 os.register_at_fork(after_in_child=UNSEEN.clear)
+os.register_at_fork(after_in_child=_NAMELESS.clear)

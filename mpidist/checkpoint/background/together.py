@@ -128,7 +128,13 @@ def finish_together(communicator: Communicator, save: BackgroundSave) -> float:
         # Now no rank leaves a mark any more.
         save.clear()
         raise
-    return on_first_rank(communicator, step, save.finish)
+    try:
+        saved_at = on_first_rank(communicator, step, save.finish)
+    except Exception:
+        save.forget()
+        raise
+    save.forget()
+    return saved_at
 
 
 def _lack(needs: Sequence[tuple[str, int, int, bool]]) -> str:
