@@ -240,10 +240,11 @@ def single(folder: str, elements: int, rounds: int) -> dict[str, Any]:
     del value
     checkpoint, path, raw = mpidist.Checkpoint(variable=variable), os.path.join(folder, "single"), Raw(folder, elements)
     result: dict[str, Any] = {"elements": elements}
-    for act, calls in {
+    cases: dict[str, dict[str, Case]] = {
         "save": {"raw": raw.save, "mpidist": lambda: checkpoint.write(path)},
         "restore": {"raw": raw.restore, "mpidist": lambda: checkpoint.read(path)},
-    }.items():
+    }
+    for act, calls in cases.items():
         times = measure.interleaved(calls, rounds)
         result[act] = {name: one["min"] / 1e3 for name, one in times.items()}
         share = result[act]["raw"] / result[act]["mpidist"]
