@@ -147,7 +147,8 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
             raise error
         return cast(T, result)
     mine = None if error is None else _report(error, communicator.host)
-    result, report, is_whole = communicator.broadcast_object((result, mine, is_shared(error)))
+    is_whole = error is not None and is_shared(error)
+    result, report, is_whole = communicator.broadcast_object((result, mine, is_whole))
     if report is not None:
         others = [None] * (communicator.size - 1)
         made = _rebuild(report, report.text) if is_whole else _shared_error(step, [report, *others])
