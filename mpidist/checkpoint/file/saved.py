@@ -242,7 +242,9 @@ class SavedArray:
         if self.dtype.kind != "S" or self.kind == BYTES:
             return array
         # Loading `np.char` takes as long as restoring some dozen MB, and most texts are alone.
-        return np.char.decode(array, "utf-8") if array.shape else np.array(array.item().decode("utf-8"))
+        if array.shape:
+            return np.char.decode(array, "utf-8", "surrogatepass")
+        return np.array(array.item().decode("utf-8", "surrogatepass"))
 
     def value(self) -> Any:
         """Local. Read what was saved: an array, a NumPy number, a string, bytes or None."""

@@ -271,7 +271,7 @@ def _as_array(path: str, value: object) -> tuple[AnyArray, str]:
     if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
         array = np.asarray(value)
         if array.dtype.kind == "U":
-            array = np.char.encode(array, "utf-8")
+            array = np.char.encode(array, "utf-8", "surrogatepass")
             return array.astype(f"S{max(1, array.dtype.itemsize)}"), ""
         if array.dtype.kind == "S":
             return array.astype(f"S{max(1, array.dtype.itemsize)}"), BYTES

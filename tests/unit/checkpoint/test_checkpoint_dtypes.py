@@ -73,6 +73,7 @@ def is_same(value: object, saved: object) -> bool:
 
 @settings(max_examples=amount(30, 1000))
 @example(tree={"text": "end\0", "half": "\ud800", "bytes": b"\0\1\0", "empty": "", "none": None})
+@example(tree={"a": np.array("\ud800"), "b": np.array(["x", "\udfff"])})
 @given(tree=st.dictionaries(st.text("ab/.%", min_size=1, max_size=3), LEAVES, min_size=1, max_size=4))
 def test_any_value_of_a_state_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
     folder = tmp_path_factory.getbasetemp()
