@@ -242,7 +242,7 @@ class SavedArray:
         if self.dtype.kind != "S" or self.kind == BYTES:
             return array
         # Loading `np.char` takes as long as restoring some dozen MB, and most texts are alone.
-        if array.shape:
+        if array.ndim:
             return np.char.decode(array, "utf-8", "surrogatepass")
         return np.array(array.item().decode("utf-8", "surrogatepass"))
 
