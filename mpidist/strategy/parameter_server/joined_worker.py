@@ -41,6 +41,9 @@ from mpidist.strategy.parameter_server.worker_places import WorkerPlaces
 from mpidist.variables.replicas import Replicas
 from mpidist.version import __version__
 
+# Within these seconds the chief closes its connection to a worker that a server has already turned away.
+_VERDICT_SECONDS = 5.0
+
 
 class _Others(SoloCommunicator):
     """The ranks of the job, which this process shares no communicator with.
@@ -193,7 +196,8 @@ def _meet(window: JoinedWindow, welcome: Welcome) -> None:
     unreached = window.meet()
     if not unreached:
         return
-    if window.is_given_up_by(welcome.chief):
+    # A server may have closed its connection to a lost worker before the chief closes its own.
+    if window.is_given_up_by(welcome.chief, _VERDICT_SECONDS):
         raise LauncherError(
             "the coordinator has declared this worker lost: it took too long to join. Its place is free for others: "
             "start a worker again"

@@ -84,9 +84,17 @@ class JoinedWindow(SocketWindow):
         """Local. See `Window.lost`. A rank that treats this one as lost, and sends it nothing, is lost to it."""
         return super().lost() | (self._losses.gone() & self._door.addresses.keys())
 
-    def is_given_up_by(self, rank: int) -> bool:
-        """Local. Whether a rank is alive, as far as this one knows, and has closed its connection to it."""
-        return rank in self.lost() and rank not in super().lost()
+    def is_given_up_by(self, rank: int, within: float = 0.0) -> bool:
+        """Local. Whether a rank is alive, as far as this one knows, and has closed its connection to it.
+
+        Args:
+            rank: The rank.
+            within: The seconds for which this one waits for that.
+        """
+        end = time.monotonic() + within
+        while not (is_given_up := rank in self.lost() and rank not in super().lost()) and time.monotonic() < end:
+            self._turn(_LOOK_SECONDS)
+        return is_given_up
 
     def _is_whole(self) -> bool:
         return False
